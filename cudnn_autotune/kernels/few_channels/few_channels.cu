@@ -1,9 +1,10 @@
-// A forward convolution of a channels_last image with few channels, on tensor cores: a matrix of
-// output pixels times window elements, times one of window elements times output channels.
+// A forward convolution of channels_last images or volumes with few channels, on tensor cores: a
+// matrix of output pixels times window elements, times one of window elements times output
+// channels.
 //
 // The block copies the rows of the image that a tile of TILE_P x TILE_Q pixels needs to shared
-// memory. A window is KERNEL_H rows of ROW elements that lie together. A register of the left
-// fragment is a pair of neighbouring elements (few_channels_pairs.cuh). A row begins at an odd
+// memory. A window is PLANES * KERNEL_H rows of ROW elements that lie together. A register of the
+// left fragment is a pair of neighbouring elements (few_channels_pairs.cuh). A row begins at an odd
 // element if LEFT is odd: its pairs then begin one element earlier (`lead`).
 //
 // If neighbouring pixels are an odd number of elements apart, a warp computes every other pixel
@@ -28,7 +29,7 @@ constexpr int GROUPS_Q = TILE_Q / (16 * PHASES);  // groups of 16 pixels
 constexpr int GROUPS = TILE_P * GROUPS_Q;         // groups per phase
 constexpr int WARPS_OF_PHASE = WARPS_M / PHASES;
 
-static_assert(LEADS == (PHASES == 2 ? 1 : LEFT % 2) && PLANES == 1, "");
+static_assert(LEADS == (PHASES == 2 ? 1 : LEFT % 2) && PLANES == KERNEL_D, "");
 static_assert(PITCH % 8 == 0 && TILE_Q % (16 * PHASES) == 0 && WARPS_M % PHASES == 0, "");
 static_assert(PITCH >= LEFT + PIXEL_STEP * (TILE_Q - 1) + 2 * ROW_PAIRS, "a row of the tile fits");
 static_assert(SHARED_BYTES ==
@@ -61,9 +62,9 @@ __device__ __forceinline__ void prepare_weights(ELEMENT* target, const ELEMENT* 
         tile / N_TILES * N_TILES * 8 + tile_channel(tile % N_TILES, column / 2) + column % 2;
     const int kernel_row = place / (2 * ROW_PAIRS);
     const int element = place - kernel_row * 2 * ROW_PAIRS - lead;
-    const bool valid = kernel_row < KERNEL_H && element >= 0 && element < ROW;
+    const bool valid = kernel_row < PLANES * KERNEL_H && element >= 0 && element < ROW;
     target[row * 2 * WEIGHT_PITCH + place] =
-        valid ? w[(channel * KERNEL_H + kernel_row) * ROW + element] : ELEMENT{0};
+        valid ? w[(channel * PLANES * KERNEL_H + kernel_row) * ROW + element] : ELEMENT{0};
   }
 }
 
@@ -97,9 +98,10 @@ __device__ __forceinline__ void store(ELEMENT* y, const ELEMENT* residual,
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     few_channels(const ELEMENT* __restrict__ x, const ELEMENT* __restrict__ w,
                  const ELEMENT* __restrict__ bias, const ELEMENT* __restrict__ residual,
-                 ELEMENT* __restrict__ y, int height, int width, int channels, int p, int q,
-                 int pad_h, int pad_w, int tiles_p, int tiles_q, int tiles) {
-  const Shape shape{height, width, channels, p, q, pad_h, pad_w, tiles_p, tiles_q};
+                 ELEMENT* __restrict__ y, int depth, int height, int width, int channels, int z,
+                 int p, int q, int pad_d, int pad_h, int pad_w, int tiles_p, int tiles_q,
+                 int tiles) {
+  const Shape shape{depth, height, width, channels, z, p, q, pad_d, pad_h, pad_w, tiles_p, tiles_q};
   DYNAMIC_SHARED(shared);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int g = lane / 4, t = lane % 4;
@@ -116,9 +118,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   constexpr int weight_elements = BLOCK_CHANNELS * WEIGHT_PITCH * 2;
 #pragma unroll
   for (int k = 0; k < PHASES; ++k) {
-    prepare_weights(weights + k * weight_elements,
-                    w + static_cast<long long>(blockIdx.y) * BLOCK_CHANNELS * KERNEL_H * ROW,
-                    PHASES == 2 ? k : lead);
+    prepare_weights(
+        weights + k * weight_elements,
+        w + static_cast<long long>(blockIdx.y) * BLOCK_CHANNELS * PLANES * KERNEL_H * ROW,
+        PHASES == 2 ? k : lead);
   }
 #if HAS_BIAS
   auto* const biases = reinterpret_cast<float*>(weights + PHASES * weight_elements);

@@ -68,14 +68,17 @@ class _Geometry(Rows):
 
     @property
     def registers(self) -> int:
-        return -(-self.problem.weight_shape[2] * self.row_pairs // 4)
+        return -(-self.planes * self.kernel[1] * self.row_pairs // 4)
 
     def tile_pitch(self, columns: int) -> int:
         return self.pitch(columns, 2 * self.row_pairs)
 
+    def tile_bytes(self, settings: _Tiling) -> int:
+        height = (settings.rows - 1) * self.stride[1] + self.kernel[1]
+        return self.planes * height * self.tile_pitch(settings.columns) * 2
+
     def shared_bytes(self, settings: _Tiling) -> int:
-        height = (settings.rows - 1) * self.problem.stride[0] + self.problem.weight_shape[2]
-        tile = height * self.tile_pitch(settings.columns) * 2
+        tile = self.tile_bytes(settings)
         words = (4 * self.registers + 3) // 8 * 8 + 4
         channels = _warps(self.problem, settings)[1] * 8 * settings.n_tiles
         biases = 4 * channels * self.problem.bias
@@ -89,17 +92,17 @@ def _warps(problem: ConvProblem, settings: _Tiling) -> tuple[int, int]:
     return _WARPS // along_channels, along_channels
 
 
-def _grid(problem: ConvProblem, settings: _Tiling) -> tuple[int, int, int, int]:
-    """Returns the tiles along rows and columns, all tiles, and blocks along channels."""
-    n, channels, p, q = problem.output_shape
-    tiles_p, tiles_q = -(-p // settings.rows), -(-q // settings.columns)
+def _grid(geometry: _Geometry, settings: _Tiling) -> tuple[int, int]:
+    """Returns the tiles, and the blocks along channels."""
+    problem = geometry.problem
     along_channels = _warps(problem, settings)[1] * 8 * settings.n_tiles
-    return tiles_p, tiles_q, n * tiles_p * tiles_q, channels // along_channels
+    *_, tiles = geometry.grid(settings.rows, settings.columns)
+    return tiles, problem.output_shape[1] // along_channels
 
 
 class FewChannels(KernelFamily[_Tiling]):
-    """Implicit GEMM for first layers: float16 and bfloat16, channels_last, 1 to 8 input channels,
-    output channels a multiple of 8, no dilation, no groups."""
+    """Implicit GEMM for first layers: float16 and bfloat16, channels_last, 2-d and 3-d, 1 to 8
+    input channels, output channels a multiple of 8, no dilation, no groups."""
 
     name = "few_channels"
     version = version_of(__name__)
@@ -138,9 +141,7 @@ class FewChannels(KernelFamily[_Tiling]):
 
     def build(self, problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> Recipe:
         geometry = _Geometry(problem)
-        _, k, p, q = problem.output_shape
-        height, width = problem.input_shape[2:]
-        tiles_p, tiles_q, tiles, blocks_y = _grid(problem, tiling)
+        tiles, blocks_y = _grid(geometry, tiling)
         warps_m, warps_n = _warps(problem, tiling)
         defines = {
             **geometry.defines,
@@ -167,7 +168,7 @@ class FewChannels(KernelFamily[_Tiling]):
                 Address("bias" if problem.bias else "x"),
                 Address("residual" if problem.residual else "x"),
                 Address("y"),
-                *(height, width, k, p, q, *problem.padding[:2], tiles_p, tiles_q, tiles),
+                *geometry.arguments(tiling.rows, tiling.columns),
             ),
             shared_bytes=geometry.shared_bytes(tiling),
         )
@@ -178,7 +179,7 @@ def _tiled(n_tiles: int, m_tiles: int, blocks: int, problem: ConvProblem, gpu: G
     """Returns the settings with a tile, and fewer blocks a multiprocessor if their shared memory
     does not fit."""
     geometry = _Geometry(problem)
-    p = problem.output_shape[2]
+    p = geometry.output[1]
     most = [_MOST_COLUMNS << i for i in range(4)] if p == 1 else [_MOST_COLUMNS]
     widths = dict.fromkeys(_columns(geometry, columns) for columns in most)
     while blocks > 0:
@@ -197,7 +198,7 @@ def _tiled(n_tiles: int, m_tiles: int, blocks: int, problem: ConvProblem, gpu: G
 
 def _columns(geometry: _Geometry, most: int) -> int:
     """Divides the output's columns evenly among tiles of ``most`` or some more."""
-    q, granule = geometry.problem.output_shape[3], 16 * geometry.phases
+    q, granule = geometry.output[2], 16 * geometry.phases
     return -(-q // (-(-q // most) * granule)) * granule
 
 
@@ -205,14 +206,13 @@ def _clocks(problem: ConvProblem, settings: _Tiling, gpu: Gpu) -> int:
     """Estimates the busy clocks of a multiprocessor. A large tile copies fewer elements twice, but
     warps and blocks should have equal shares."""
     geometry = _Geometry(problem)
-    _, _, tiles, blocks_y = _grid(problem, settings)
+    tiles, blocks_y = _grid(geometry, settings)
     warps_m, warps_n = _warps(problem, settings)
     groups = settings.rows * settings.columns // (16 * geometry.phases)
     turns = -(-groups // (warps_m // geometry.phases * settings.m_tiles))
     # A quarter of the multiprocessor takes 4 clocks for 8 elements, 8 channels and 16 pixels.
     products = turns * settings.m_tiles * settings.n_tiles * geometry.registers * warps_m * warps_n
-    height = (settings.rows - 1) * problem.stride[0] + problem.weight_shape[2]
-    image = 2 * height * geometry.tile_pitch(settings.columns)
+    image = geometry.tile_bytes(settings)
     output = 2 * settings.rows * settings.columns * warps_n * 8 * settings.n_tiles
     # Much of the image comes from the L2 cache. Products begin when the first tile is here.
     moved = (image // 2 + output) // _BYTES_OF_A_CLOCK

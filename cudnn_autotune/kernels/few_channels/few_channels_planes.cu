@@ -1,6 +1,7 @@
-// A forward convolution of contiguous images with few channels, on tensor cores: a matrix of output
-// channels times window elements, times one of window elements times output pixels. Or the gradient
-// of an input, for stride 1, as a forward convolution of the output's gradient.
+// A forward convolution of contiguous images or volumes with few channels, on tensor cores: a
+// matrix of output channels times window elements, times one of window elements times output
+// pixels. Or the gradient of an input, for stride 1, as a forward convolution of the output's
+// gradient.
 //
 // The block copies the rows that a tile of TILE_P x TILE_Q pixels needs, from every plane of the
 // image, to shared memory; while it computes one tile, the next one is copied. A window is
@@ -33,7 +34,8 @@ static_assert(SHARED_BYTES == 2 * TILE_BYTES + STAGE_ROWS * STAGE_PITCH * 2, "ti
 // The place in the output, of less than 2^31 elements, of a tile's first pixel in a channel.
 __device__ __forceinline__ unsigned output_begin(int channel, const Tile& tile,
                                                  const Shape& shape) {
-  const unsigned plane = tile.image * shape.channels + channel;
+  unsigned plane = tile.sample(shape) * shape.channels + channel;
+  if (IS_3D) plane = plane * shape.z + tile.depth(shape);
   return (plane * shape.p + tile.p) * shape.q + tile.q;
 }
 
@@ -48,9 +50,10 @@ __device__ __forceinline__ unsigned pair_at(const ELEMENT* word, int odd) {
 __device__ __forceinline__ unsigned weight_at(const ELEMENT* __restrict__ w, int channel, int row,
                                               int element, int channels) {
 #if IS_TURNED
-  const int plane = row / KERNEL_H, behind = plane * KERNEL_H + KERNEL_H - 1 - row;
-  const int filter = plane * channels + channel;
-  return w[(filter * KERNEL_H + behind) * KERNEL_W + KERNEL_W - 1 - element].bits;
+  constexpr int rows = KERNEL_D * KERNEL_H;
+  const int filter = row / rows, behind = filter * rows + rows - 1 - row;
+  return w[((filter * channels + channel) * rows + behind) * KERNEL_W + KERNEL_W - 1 - element]
+      .bits;
 #else
   return w[(channel * PLANES * KERNEL_H + row) * KERNEL_W + element].bits;
 #endif
@@ -96,7 +99,7 @@ __device__ __forceinline__ void store(ELEMENT* __restrict__ y, const ELEMENT* st
       }
 #endif
       from += step * STAGE_PITCH;
-      begin += static_cast<unsigned>(step) * shape.p * shape.q;
+      begin += static_cast<unsigned>(step) * (IS_3D ? shape.z : 1) * shape.p * shape.q;
     }
   }
 }
@@ -104,9 +107,10 @@ __device__ __forceinline__ void store(ELEMENT* __restrict__ y, const ELEMENT* st
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     few_channels_planes(const ELEMENT* __restrict__ x, const ELEMENT* __restrict__ w,
                         const ELEMENT* __restrict__ bias, const ELEMENT* __restrict__ residual,
-                        ELEMENT* __restrict__ y, int height, int width, int channels, int p, int q,
-                        int pad_h, int pad_w, int tiles_p, int tiles_q, int tiles) {
-  const Shape shape{height, width, channels, p, q, pad_h, pad_w, tiles_p, tiles_q};
+                        ELEMENT* __restrict__ y, int depth, int height, int width, int channels,
+                        int z, int p, int q, int pad_d, int pad_h, int pad_w, int tiles_p,
+                        int tiles_q, int tiles) {
+  const Shape shape{depth, height, width, channels, z, p, q, pad_d, pad_h, pad_w, tiles_p, tiles_q};
   DYNAMIC_SHARED(shared);
   auto* const stage = reinterpret_cast<ELEMENT*>(shared + 2 * TILE_BYTES);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;

@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-import torch
-
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.problem import ConvProblem, as_images
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
@@ -76,7 +74,7 @@ class _Geometry(Rows):
 
     @property
     def registers(self) -> int:
-        return -(-self.planes * self.problem.weight_shape[2] * self.row_pairs // 4)
+        return -(-self.planes * self.kernel[1] * self.row_pairs // 4)
 
     @property
     def is_odd(self) -> bool:
@@ -86,7 +84,7 @@ class _Geometry(Rows):
         return self.pitch(columns, 2 * self.row_pairs + 2 * self.is_odd)
 
     def tile_bytes(self, rows: int, columns: int) -> int:
-        height = (rows - 1) * self.problem.stride[0] + self.problem.weight_shape[2]
+        height = (rows - 1) * self.stride[1] + self.kernel[1]
         return self.planes * height * self.tile_pitch(columns) * 2
 
     def shared_bytes(self, tiling: _Tiling) -> int:
@@ -96,18 +94,18 @@ class _Geometry(Rows):
 
 
 class FewChannelsPlanes(KernelFamily[_Tiling]):
-    """Implicit GEMM for first and last layers: float16 and bfloat16, contiguous, 1-d and 2-d, no
-    dilation, no groups. They have 1 to 8 input channels and 8 or more output channels, or vice
-    versa. It computes gradients of the input of such layers with stride 1, too."""
+    """Implicit GEMM for first and last layers: float16 and bfloat16, contiguous, 1-d to 3-d, no
+    dilation, no groups. They have 1 to 8 input or output channels. It computes gradients of the
+    input of such layers with stride 1, too."""
 
     name = "few_channels_planes"
     version = version_of(__name__)
 
     def tilings(self, problem: ConvProblem, gpu: Gpu) -> Sequence[_Tiling]:
         view = _view(problem)
-        if view is None or view.output_shape[3] < _LEAST_COLUMNS:
+        if view is None or view.output_shape[-1] < _LEAST_COLUMNS:
             return ()
-        if not is_computed(view, memory_format=torch.contiguous_format):
+        if not is_computed(view, is_planar=True):
             return ()
         geometry = _Geometry(view)
         found = sorted(
@@ -123,8 +121,8 @@ class FewChannelsPlanes(KernelFamily[_Tiling]):
         view = _view(problem)
         assert view is not None
         geometry = _Geometry(view)
-        _, k, p, q = view.output_shape
-        tiles_p, tiles_q, tiles, blocks_y = _grid(geometry, tiling)
+        q = view.output_shape[-1]
+        tiles, blocks_y = _grid(geometry, tiling)
         defines = {
             **geometry.defines,
             "LEADS": 0,
@@ -153,8 +151,7 @@ class FewChannelsPlanes(KernelFamily[_Tiling]):
                 Address("bias" if problem.bias else "x"),
                 Address("residual" if problem.residual else "x"),
                 y,
-                *(*view.input_shape[2:], k, p, q, *view.padding[:2]),
-                *(tiles_p, tiles_q, tiles),
+                *geometry.arguments(tiling.rows, tiling.columns),
             ),
             shared_bytes=geometry.shared_bytes(tiling),
         )
@@ -162,14 +159,14 @@ class FewChannelsPlanes(KernelFamily[_Tiling]):
 
 
 def _view(problem: ConvProblem) -> ConvProblem | None:
-    """Returns the problem as a forward convolution of images; None if it is none."""
-    if problem.spatial_dims > 2 or problem.op == "wgrad":
+    """Returns the problem as a forward convolution of images or volumes; None if it is none."""
+    if problem.op == "wgrad":
         return None
     images = as_images(problem) if problem.spatial_dims == 1 else problem
     if images.op == "fprop":
         return images
     (k, c, *kernel), (x, w, y) = images.weight_shape, images.alignment
-    padding = tuple(kernel[i % 2] - 1 - p for i, p in enumerate(images.padding))
+    padding = tuple(kernel[i % len(kernel)] - 1 - p for i, p in enumerate(images.padding))
     if images.groups > 1 or max(images.stride) > 1 or max(images.dilation) > 1 or min(padding) < 0:
         return None
     return replace(
@@ -182,16 +179,16 @@ def _view(problem: ConvProblem) -> ConvProblem | None:
     )
 
 
-def _grid(geometry: _Geometry, tiling: _Tiling) -> tuple[int, int, int, int]:
-    """Returns the tiles along rows and columns, all tiles, and blocks along channels."""
-    n, channels, p, q = geometry.problem.output_shape
-    tiles_p, tiles_q = -(-p // tiling.rows), -(-q // tiling.columns)
-    return tiles_p, tiles_q, n * tiles_p * tiles_q, -(-channels // tiling.channels)
+def _grid(geometry: _Geometry, tiling: _Tiling) -> tuple[int, int]:
+    """Returns the tiles, and the blocks along channels."""
+    *_, tiles = geometry.grid(tiling.rows, tiling.columns)
+    return tiles, -(-geometry.problem.output_shape[1] // tiling.channels)
 
 
 def _tilings(geometry: _Geometry, gpu: Gpu) -> Iterator[_Tiling]:
     problem = geometry.problem
-    k, p, q = problem.output_shape[1:]
+    k = problem.output_shape[1]
+    _, p, q = geometry.output
     for m_tiles, warps_c, n_tiles in product((1, 2, 4), (1, 2, 4), (1, 2, 4)):
         weights = 2 * geometry.registers * m_tiles
         registers = weights + 4 * m_tiles * n_tiles + _OTHER_REGISTERS + 2 * m_tiles * problem.bias
@@ -214,8 +211,8 @@ def _tilings(geometry: _Geometry, gpu: Gpu) -> Iterator[_Tiling]:
 
 def _clocks(geometry: _Geometry, tiling: _Tiling, gpu: Gpu) -> float:
     """Estimates the clocks of the busiest multiprocessor."""
-    _, _, tiles, blocks_y = _grid(geometry, tiling)
-    pixels, q = tiling.rows * tiling.columns, geometry.problem.output_shape[3]
+    tiles, blocks_y = _grid(geometry, tiling)
+    pixels, q = tiling.rows * tiling.columns, geometry.output[2]
     # For eight pixels, a warp issues products and their loads, stages sums, and more.
     products = geometry.registers * (tiling.m_tiles / 2 + 2 + 1.5 * geometry.is_odd)
     staging = tiling.m_tiles * (12 if q % 2 else 8)

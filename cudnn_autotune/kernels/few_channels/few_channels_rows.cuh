@@ -1,18 +1,30 @@
 // Rows of an image in shared memory. All taps and channels of a row of a window lie together there,
 // as they do in the image: channels are not padded. A channels_last image is one plane of pixels of
-// CHANNELS elements, a contiguous one PLANES of single elements.
+// CHANNELS elements, a contiguous one a plane of single elements for each channel.
+//
+// The image of a tile of a 3-d output is the part of the input that one of its depths needs: planes
+// of KERNEL_D depths, for each channel if contiguous.
 
 constexpr int ROW = KERNEL_W * CHANNELS;         // elements of a row of a window
 constexpr int PIXEL_STEP = STRIDE_W * CHANNELS;  // elements between output pixels
 
 struct Shape {
-  int height, width, channels, p, q;  // sizes of the image, and of the output
-  int pad_h, pad_w;
+  int depth, height, width;  // sizes of the input
+  int channels, z, p, q;     // sizes of the output
+  int pad_d, pad_h, pad_w;
   int tiles_p, tiles_q;
 };
 
 struct Tile {
-  int image, p, q;  // the place of its first output pixel
+  int image, p, q;  // the place of its first output pixel; images of a sample are its depths
+
+  // The sample, and the depth of the output.
+  __device__ __forceinline__ int sample(const Shape& shape) const {
+    return IS_3D ? image / shape.z : image;
+  }
+  __device__ __forceinline__ int depth(const Shape& shape) const {
+    return IS_3D ? image % shape.z : 0;
+  }
 };
 
 __device__ __forceinline__ Tile tile_at(int index, const Shape& shape) {
@@ -31,14 +43,19 @@ __device__ __forceinline__ void begin_copy(ELEMENT* target, const ELEMENT* __res
   const int row_elements = shape.width * CHANNELS;
   const int first = CHANNELS * (STRIDE_W * tile.q - shape.pad_w) - LEFT;  // a multiple of 8
   const int top = STRIDE_H * tile.p - shape.pad_h;
-  x += static_cast<long long>(tile.image) * PLANES * shape.height * row_elements;
+  const int front = IS_3D ? STRIDE_D * tile.depth(shape) - shape.pad_d : 0;
+  const int depths = IS_3D ? shape.depth : 1;
+  x += static_cast<long long>(tile.sample(shape)) * (PLANES / KERNEL_D) * depths * shape.height *
+       row_elements;
   for (int i = threadIdx.x; i < PLANES * rows * copies; i += threads) {
     const int row = i / copies;
     const int element = first + (i - row * copies) * COPY;
     const int plane = PLANES == 1 ? 0 : row / rows;
     const int h = top + row - plane * rows;
-    const bool valid = h >= 0 && h < shape.height && element >= 0 && element < row_elements;
-    const int at = valid ? (plane * shape.height + h) * row_elements + element : 0;
+    const int channel = plane / KERNEL_D, d = front + plane - channel * KERNEL_D;
+    const bool valid = h >= 0 && h < shape.height && element >= 0 && element < row_elements &&
+                       (!IS_3D || (d >= 0 && d < depths));
+    const int at = valid ? ((channel * depths + d) * shape.height + h) * row_elements + element : 0;
     if constexpr (sizeof(ELEMENT) * COPY < 4) {
       target[i] = valid ? x[at] : ELEMENT{0};
     } else {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,36 +14,40 @@ _MOST_CHANNELS = 8
 _MOST_OUTPUT_CHANNELS = 65536
 """A grid has at most 65535 blocks along output channels."""
 _MOST_ELEMENTS = 2**30
-"""Elements of a padded row of the image: the kernels count them in 32 bits."""
+"""Elements of a padded row of the image, and its padded rows and depths: the kernels count them in
+32 bits."""
 
 
 def is_computed(
     problem: ConvProblem,
     in_tf32: bool = False,
-    memory_format: torch.memory_format = torch.channels_last,
+    is_planar: bool = False,
 ) -> bool:
     """Returns whether a kernel for few channels computes a problem of its operation.
 
     Args:
         in_tf32: whether the kernel computes in TF32, too.
-        memory_format: the kernel's memory format.
+        is_planar: whether the kernel's memory format is contiguous, or else channels_last.
     """
-    if problem.spatial_dims != 2:
+    if problem.spatial_dims not in (2, 3):
         return False
-    padded_width = problem.input_shape[3] + problem.padding[1] + problem.padding[3]
+    dims = problem.spatial_dims
+    padded = map(
+        sum,
+        zip(problem.input_shape[2:], problem.padding[:dims], problem.padding[dims:], strict=True),
+    )
     channels, filters = problem.input_shape[1], problem.weight_shape[0]
-    if memory_format == torch.contiguous_format:
-        # Also from many channels to few ones.
-        are_few = (channels <= _MOST_CHANNELS) == (filters >= _MOST_CHANNELS)
+    if is_planar:
+        are_few = min(channels, filters) <= _MOST_CHANNELS
     else:
         are_few = channels <= _MOST_CHANNELS and filters % 8 == 0
     return (
         are_few
-        and channels * padded_width < _MOST_ELEMENTS
-        and problem.memory_format == memory_format
+        and channels * max(padded) < _MOST_ELEMENTS
+        and (problem.memory_format == torch.contiguous_format) == is_planar
         and (problem.dtype in (torch.float16, torch.bfloat16) or (in_tf32 and problem.may_use_tf32))
         and problem.groups == 1
-        and problem.dilation == (1, 1)
+        and max(problem.dilation) == 1
         and filters <= _MOST_OUTPUT_CHANNELS
         and problem.alignment[2] >= 16
     )
@@ -53,7 +58,26 @@ class Rows:
     """Sizes that a problem determines, by the names in few_channels_rows.cuh."""
 
     problem: ConvProblem
-    """The problem, with two dimensions."""
+    """The problem, with two or three dimensions."""
+
+    @property
+    def kernel(self) -> tuple[int, int, int]:
+        """Depth, height and width of a window. An image has depth 1."""
+        return _depth_first(self.problem.weight_shape[2:], 1)
+
+    @property
+    def stride(self) -> tuple[int, int, int]:
+        return _depth_first(self.problem.stride, 1)
+
+    @property
+    def padding(self) -> tuple[int, int, int]:
+        """Elements before each dimension."""
+        return _depth_first(self.problem.padding[: self.problem.spatial_dims], 0)
+
+    @property
+    def output(self) -> tuple[int, int, int]:
+        """Depth, height and width of an output."""
+        return _depth_first(self.problem.output_shape[2:], 1)
 
     @property
     def is_planar(self) -> bool:
@@ -67,25 +91,26 @@ class Rows:
 
     @property
     def planes(self) -> int:
-        return self.problem.input_shape[1] // self.channels
+        """Planes of the input in a window."""
+        return self.problem.input_shape[1] // self.channels * self.kernel[0]
 
     @property
     def row(self) -> int:
-        return self.problem.weight_shape[3] * self.channels
+        return self.kernel[2] * self.channels
 
     @property
     def pixel_step(self) -> int:
-        return self.problem.stride[1] * self.channels
+        return self.stride[2] * self.channels
 
     @property
     def left(self) -> int:
         """Elements of a tile before its first window, so that a row begins at a multiple of 8."""
-        return -self.channels * self.problem.padding[1] % 8
+        return -self.channels * self.padding[2] % 8
 
     @property
     def copy(self) -> int:
         """The most elements of a copy: rows of the image begin at a multiple."""
-        row_elements = self.problem.input_shape[3] * self.channels
+        row_elements = self.problem.input_shape[-1] * self.channels
         size = self.problem.dtype.itemsize
         most = min(self.problem.alignment[0], 16) // size
         return next((n for n in (8, 4, 2) if row_elements % n == 0 and n <= most), 1)
@@ -101,10 +126,31 @@ class Rows:
             "ELEMENT": ELEMENTS[self.problem.dtype],
             "CHANNELS": self.channels,
             "PLANES": self.planes,
-            "KERNEL_H": self.problem.weight_shape[2],
-            "KERNEL_W": self.problem.weight_shape[3],
-            "STRIDE_H": self.problem.stride[0],
-            "STRIDE_W": self.problem.stride[1],
+            "IS_3D": int(self.problem.spatial_dims == 3),
+            **dict(zip(("KERNEL_D", "KERNEL_H", "KERNEL_W"), self.kernel, strict=True)),
+            **dict(zip(("STRIDE_D", "STRIDE_H", "STRIDE_W"), self.stride, strict=True)),
             "LEFT": self.left,
             "COPY": self.copy,
         }
+
+    def grid(self, rows: int, columns: int) -> tuple[int, int, int]:
+        """Returns the tiles along the output's rows and columns, and all tiles.
+
+        Args:
+            rows, columns: output pixels of a tile.
+        """
+        depth, p, q = self.output
+        tiles_p, tiles_q = -(-p // rows), -(-q // columns)
+        return tiles_p, tiles_q, self.problem.output_shape[0] * depth * tiles_p * tiles_q
+
+    def arguments(self, rows: int, columns: int) -> tuple[int, ...]:
+        """Returns the sizes that a kernel gets, of which the last is the number of tiles."""
+        sizes = _depth_first(self.problem.input_shape[2:], 1)
+        channels = self.problem.output_shape[1]
+        return (*sizes, channels, *self.output, *self.padding, *self.grid(rows, columns))
+
+
+def _depth_first(sizes: Sequence[int], depth: int) -> tuple[int, int, int]:
+    """Returns the sizes of three dimensions; ``depth`` is that of an image."""
+    front, height, width = (depth, *sizes)[-3:]
+    return front, height, width

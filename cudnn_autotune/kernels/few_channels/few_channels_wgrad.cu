@@ -1,7 +1,7 @@
-// The gradient of the weight for a channels_last image with few channels, on tensor cores: output
-// channels times pixels, times pixels times window elements. A block adds over its tiles of two
-// rows of TILE_Q pixels, and writes its sums to the workspace; sum_parts adds those of all blocks.
-// If the output has one row (IS_SIGNAL), the two are neighbouring segments of it.
+// The gradient of the weight for channels_last images or volumes with few channels, on tensor
+// cores: output channels times pixels, times pixels times window elements. A block adds over its
+// tiles of two rows of TILE_Q pixels, and writes its sums to the workspace; sum_parts adds those of
+// all blocks. If the output has one row (IS_SIGNAL), the two are neighbouring segments of it.
 //
 // An mma takes neighbouring pixels in pairs. Here a pair is one of pixels below each other: the
 // block makes words of the image's rows, word e of row h holding elements e of the rows h and h +
@@ -20,13 +20,13 @@
 constexpr int SECOND_ROW =
     IS_SIGNAL ? 1 : STRIDE_H;  // rows of the image from a pixel to its pair's
 constexpr int IMAGE_ROWS = KERNEL_H + SECOND_ROW;
-constexpr int IMAGE_BYTES = IMAGE_ROWS * PITCH * 2;
+constexpr int IMAGE_BYTES = PLANES * IMAGE_ROWS * PITCH * 2;
 constexpr int GRADIENT_PITCH = 2 * BLOCK_CHANNELS + 16;  // bytes
 constexpr int GRADIENT_BYTES = 2 * TILE_Q * GRADIENT_PITCH;
 constexpr int COPIED_BYTES = GRADIENT_BYTES + IMAGE_BYTES;
 
-static_assert(TILE_P == (IS_SIGNAL ? 1 : 2) && (KERNEL_H == 1 || !IS_SIGNAL), "");
-static_assert(SHARED_BYTES >= 2 * COPIED_BYTES + KERNEL_H * PITCH * 4, "copies and pairs");
+static_assert(TILE_P == (IS_SIGNAL ? 1 : 2) && (PLANES * KERNEL_H == 1 || !IS_SIGNAL), "");
+static_assert(SHARED_BYTES >= 2 * COPIED_BYTES + PLANES * KERNEL_H * PITCH * 4, "copies, pairs");
 
 // The place of a tile.
 __device__ __forceinline__ Tile begin_of(int index, const Shape& shape) {
@@ -66,8 +66,10 @@ __device__ __forceinline__ void pair_rows(unsigned* target, const unsigned char*
   const auto* from = reinterpret_cast<const uint2*>(image);
   const unsigned mask = has_second ? 0xffff0000u : 0u;
 #pragma unroll 2
-  for (int i = threadIdx.x; i < KERNEL_H * fours; i += THREADS) {
-    const uint2 first = from[i], second = from[i + SECOND_ROW * fours];
+  for (int i = threadIdx.x; i < PLANES * KERNEL_H * fours; i += THREADS) {
+    // A plane of the image has SECOND_ROW rows more.
+    const int at = i + i / (KERNEL_H * fours) * SECOND_ROW * fours;
+    const uint2 first = from[at], second = from[at + SECOND_ROW * fours];
     uint4 words;
     words.x = (first.x & 0xffffu) | ((second.x << 16) & mask);
     words.y = (first.x >> 16) | (second.x & mask);
@@ -79,9 +81,10 @@ __device__ __forceinline__ void pair_rows(unsigned* target, const unsigned char*
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     few_channels_wgrad(const ELEMENT* __restrict__ x, const ELEMENT* __restrict__ y,
-                       float* __restrict__ parts, int height, int width, int channels, int p, int q,
-                       int pad_h, int pad_w, int tiles_p, int tiles_q, int tiles) {
-  const Shape shape{height, width, channels, p, q, pad_h, pad_w, tiles_p, tiles_q};
+                       float* __restrict__ parts, int depth, int height, int width, int channels,
+                       int z, int p, int q, int pad_d, int pad_h, int pad_w, int tiles_p,
+                       int tiles_q, int tiles) {
+  const Shape shape{depth, height, width, channels, z, p, q, pad_d, pad_h, pad_w, tiles_p, tiles_q};
   DYNAMIC_SHARED(shared);
   auto* const pairs = reinterpret_cast<unsigned*>(shared + 2 * COPIED_BYTES);
   const Share share = share_of_this_thread();

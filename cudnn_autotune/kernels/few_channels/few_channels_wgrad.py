@@ -47,9 +47,9 @@ class _Tiling:
 
 
 class FewChannelsWgrad(KernelFamily[_Tiling]):
-    """Implicit GEMM for first layers: float16, bfloat16 and TF32, channels_last, 1 to 8 input
-    channels, output channels a multiple of 8, no dilation, no groups. Sums of blocks are added in a
-    fixed order."""
+    """Implicit GEMM for first layers: float16, bfloat16 and TF32, channels_last, 2-d and 3-d, 1 to
+    8 input channels, output channels a multiple of 8, no dilation, no groups. Sums of blocks are
+    added in a fixed order."""
 
     name = "few_channels_wgrad"
     version = version_of(__name__)
@@ -60,7 +60,7 @@ class FewChannelsWgrad(KernelFamily[_Tiling]):
         elements = math.prod(problem.weight_shape[1:])
         if elements > _MOST_ELEMENTS:
             return ()
-        q = -(-problem.output_shape[3] // _segments(problem))
+        q = -(-problem.output_shape[-1] // _segments(problem))
         columns = -(-q // (-(-q // _MOST_COLUMNS) * 8)) * 8
         found = []
         for m_tiles in range(1, 5):
@@ -89,8 +89,7 @@ class FewChannelsWgrad(KernelFamily[_Tiling]):
 
     def build(self, problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> Recipe:
         rows = Rows(problem)
-        _, k, p, q = problem.output_shape
-        tiles_p, tiles_q, tiles = _tiles(problem, tiling)
+        q = problem.output_shape[-1]
         blocks_x, blocks_y = _grid(problem, tiling, gpu)
         defines: dict[str, str | int] = {
             **rows.defines,
@@ -122,8 +121,7 @@ class FewChannelsWgrad(KernelFamily[_Tiling]):
                 Address("x"),
                 Address("y"),
                 Address("workspace"),
-                *(*problem.input_shape[2:], k, p, q, *problem.padding[:2]),
-                *(tiles_p, tiles_q, tiles),
+                *rows.arguments(_tile_rows(problem), _segments(problem) * tiling.columns),
             ),
             shared_bytes=_shared_bytes(problem, tiling),
         )
@@ -143,16 +141,14 @@ def _tile_rows(problem: ConvProblem) -> int:
 
 def _segments(problem: ConvProblem) -> int:
     """Returns the segments of an output's row in a tile: two without a second row to pair."""
-    is_signal = problem.output_shape[2] == problem.weight_shape[2] == 1 and problem.padding[0] == 0
+    rows = Rows(problem)
+    is_signal = rows.output[:2] == rows.kernel[:2] == (1, 1) and not any(rows.padding[:2])
     return 2 if is_signal and not problem.may_use_tf32 else 1
 
 
-def _tiles(problem: ConvProblem, settings: _Tiling) -> tuple[int, int, int]:
-    """Returns the tiles along the output's rows and columns, and all tiles."""
-    n, _, p, q = problem.output_shape
-    tiles_p = -(-p // _tile_rows(problem))
-    tiles_q = -(-q // (_segments(problem) * settings.columns))
-    return tiles_p, tiles_q, n * tiles_p * tiles_q
+def _tiles(problem: ConvProblem, settings: _Tiling) -> int:
+    *_, tiles = Rows(problem).grid(_tile_rows(problem), _segments(problem) * settings.columns)
+    return tiles
 
 
 def _grid(problem: ConvProblem, settings: _Tiling, gpu: Gpu) -> tuple[int, int]:
@@ -163,7 +159,7 @@ def _grid(problem: ConvProblem, settings: _Tiling, gpu: Gpu) -> tuple[int, int]:
     numbers = math.prod(problem.input_shape) + math.prod(problem.output_shape)
     operands = problem.dtype.itemsize * numbers
     worthwhile = max(_LEAST_BLOCKS, operands // (4 * math.prod(problem.weight_shape)))
-    return min(_tiles(problem, settings)[2], max(1, resident), worthwhile), blocks_y
+    return min(_tiles(problem, settings), max(1, resident), worthwhile), blocks_y
 
 
 def _workspace_bytes(problem: ConvProblem, settings: _Tiling, gpu: Gpu) -> int:
@@ -172,17 +168,18 @@ def _workspace_bytes(problem: ConvProblem, settings: _Tiling, gpu: Gpu) -> int:
 
 def _shared_bytes(problem: ConvProblem, settings: _Tiling) -> int:
     rows = Rows(problem)
-    pitch = rows.pitch(settings.columns, rows.row)
-    kernel_h = problem.weight_shape[2]
+    # Elements of a row of each plane.
+    elements = rows.planes * rows.pitch(settings.columns, rows.row)
+    kernel_h = rows.kernel[1]
     n_tiles = _n_tiles(problem, settings.warps_n)
     sums = 16 * settings.m_tiles * settings.warps_n * n_tiles * 8 * 4
     if problem.may_use_tf32:
         gradients = settings.columns * (16 * settings.m_tiles + 8) * 4
-        return max(2 * (gradients + kernel_h * pitch * 4), sums)
+        return max(2 * (gradients + kernel_h * elements * 4), sums)
     gradients = 2 * settings.columns * (32 * settings.m_tiles + 16)
-    second_row = 1 if _segments(problem) > 1 else problem.stride[0]
-    image = (kernel_h + second_row) * pitch * 2
-    return max(2 * (gradients + image) + kernel_h * pitch * 4, sums)
+    second_row = 1 if _segments(problem) > 1 else rows.stride[1]
+    image = (kernel_h + second_row) * elements * 2
+    return max(2 * (gradients + image) + kernel_h * elements * 4, sums)
 
 
 def _cost(problem: ConvProblem, m_tiles: int, n_tiles: int, warps_n: int) -> float:
@@ -200,7 +197,7 @@ def _fitted(settings: _Tiling, problem: ConvProblem, gpu: Gpu) -> _Tiling:
         of_a_block = _shared_bytes(problem, settings) + gpu.reserved_shared_bytes
         fitting = gpu.sm_shared_bytes // of_a_block
         blocks_y = _grid(problem, settings, gpu)[1]
-        is_enough = _tiles(problem, settings)[2] * blocks_y >= gpu.multiprocessors
+        is_enough = _tiles(problem, settings) * blocks_y >= gpu.multiprocessors
         if (fitting >= settings.blocks and is_enough) or settings.columns <= 32:
             return replace(settings, blocks=min(settings.blocks, fitting))
         settings = replace(settings, columns=-(-settings.columns // 16) * 8)

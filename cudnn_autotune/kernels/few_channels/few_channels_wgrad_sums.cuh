@@ -4,7 +4,7 @@
 // the first one's numbers, and dropped.
 
 constexpr int THREADS = 32 * WARPS_N * WARPS_K;
-constexpr int COLUMNS = KERNEL_H * ROW;  // window elements
+constexpr int COLUMNS = PLANES * KERNEL_H * ROW;  // window elements
 constexpr int BLOCK_CHANNELS = 16 * M_TILES;
 constexpr int BLOCK_COLUMNS = WARPS_N * N_TILES * 8;
 

@@ -1,7 +1,8 @@
-// The gradient of the weight for a channels_last image with few channels, in TF32 on tensor cores,
-// as few_channels_wgrad.cu computes it for half types. An mma takes 8 neighbouring pixels of a row,
-// one in each register, so that the image's rows are read as they are: element n of the window of
-// pixel q is number PIXEL_STEP * q + n of its row. A tile is one row of TILE_Q pixels.
+// The gradient of the weight for channels_last images or volumes with few channels, in TF32 on
+// tensor cores, as few_channels_wgrad.cu computes it for half types. An mma takes 8 neighbouring
+// pixels of a row, one in each register, so that the image's rows are read as they are: element n
+// of the window of pixel q is number PIXEL_STEP * q + n of its row. A tile is one row of TILE_Q
+// pixels.
 //
 // Rows r and r + 8 of the left matrix are channels 2 r and 2 r + 1, which one access reads.
 //
@@ -9,7 +10,7 @@
 // 4 pairs of channels of a half warp lie in different ones. The image is read as by
 // few_channels_wgrad.cu.
 
-constexpr int IMAGE_BYTES = KERNEL_H * PITCH * 4;
+constexpr int IMAGE_BYTES = PLANES * KERNEL_H * PITCH * 4;
 constexpr int GRADIENT_PITCH = BLOCK_CHANNELS + 8;
 constexpr int GRADIENT_BYTES = TILE_Q * GRADIENT_PITCH * 4;
 constexpr int COPIED_BYTES = GRADIENT_BYTES + IMAGE_BYTES;
@@ -37,9 +38,10 @@ __device__ __forceinline__ void begin_gradients(float* target, const float* __re
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     few_channels_wgrad(const float* __restrict__ x, const float* __restrict__ y,
-                       float* __restrict__ parts, int height, int width, int channels, int p, int q,
-                       int pad_h, int pad_w, int tiles_p, int tiles_q, int tiles) {
-  const Shape shape{height, width, channels, p, q, pad_h, pad_w, tiles_p, tiles_q};
+                       float* __restrict__ parts, int depth, int height, int width, int channels,
+                       int z, int p, int q, int pad_d, int pad_h, int pad_w, int tiles_p,
+                       int tiles_q, int tiles) {
+  const Shape shape{depth, height, width, channels, z, p, q, pad_d, pad_h, pad_w, tiles_p, tiles_q};
   DYNAMIC_SHARED(shared);
   const Share share = share_of_this_thread();
   const int first_channel = blockIdx.y * BLOCK_CHANNELS;

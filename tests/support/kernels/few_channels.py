@@ -53,6 +53,17 @@ HEIGHT_1: dict[str, tuple[Any, ...]] = {
 """Signals as images of height 1, as :data:`ODD_SHAPES`."""
 
 
+VOLUMES: dict[str, tuple[Any, ...]] = {
+    "causal": ((2, 3, 4, 9, 24), (16, 3, 3, 3, 3), 1, (2, 1, 1, 0, 1, 1)),
+    "strided": ((1, 1, 7, 10, 40), (24, 1, 5, 3, 3), (2, 2, 2), (2, 1, 1)),
+    "one depth": ((1, 4, 3, 6, 20), (8, 4, 1, 3, 3), (2, 1, 1), (0, 1, 1)),
+    "frames": ((2, 8, 3, 5, 17), (8, 8, 2, 1, 2), 1, (1, 0, 0, 0, 0, 1)),
+    "one frame": ((1, 2, 1, 1, 60), (16, 2, 1, 1, 5), 1, (0, 0, 2)),
+    "padding alone": ((1, 3, 1, 4, 16), (8, 3, 2, 3, 3), 1, (3, 1, 1, 2, 1, 1)),
+}
+"""First layers of volumes, as :data:`ODD_SHAPES`."""
+
+
 def first_layer(
     op: str,
     input_shape: tuple[int, ...],
@@ -62,7 +73,8 @@ def first_layer(
     **options: Any,
 ) -> ConvProblem:
     """A problem in float16 and channels_last, unless ``options`` say otherwise."""
-    options = {"dtype": torch.float16, "memory_format": torch.channels_last, **options}
+    last = torch.channels_last_3d if len(input_shape) == 5 else torch.channels_last
+    options = {"dtype": torch.float16, "memory_format": last, **options}
     return ConvProblem(op, input_shape, weight_shape, stride, padding, **options)
 
 
@@ -70,15 +82,17 @@ def random_first_layer(
     op: str, choose: random.Random, dtypes: Sequence[torch.dtype], **options: Any
 ) -> ConvProblem:
     """A small problem in one of the dtypes, with up to 8 input channels."""
-    c = choose.randint(1, 8)
-    kernel = (choose.randint(1, 5), choose.randint(1, 5))
-    image = (choose.randint(5, 20), choose.randint(5, 50))
+    c, dims = choose.randint(1, 8), choose.choice((2, 3))
+    kernel = [choose.randint(1, 5), choose.randint(1, 5)]
+    image = [choose.randint(5, 20), choose.randint(5, 50)]
+    if dims == 3:
+        c, kernel, image = choose.randint(1, 3), [choose.randint(1, 3), *kernel], [3, *image]
     return first_layer(
         op,
         (choose.randint(1, 2), c, *image),
         (8 * choose.randint(1, 6), c, *kernel),
-        (choose.randint(1, 3), choose.randint(1, 3)),
-        tuple(choose.randint(0, 4) for _ in range(4)),
+        tuple(choose.randint(1, 3) for _ in range(dims)),
+        tuple(choose.randint(0, 4 if dims == 2 else 2) for _ in range(2 * dims)),
         dtype=choose.choice(dtypes),
         **options,
     )
@@ -114,9 +128,13 @@ FPROP = {
 }
 FEW_CHANNELS = Family(
     kernel=FewChannels(),
-    layers=list(FPROP.values()),
+    layers=[
+        *FPROP.values(),
+        *(first_layer("fprop", *VOLUMES[name]) for name in ("causal", "strided", "one depth")),
+    ],
     edges=[
         *(first_layer("fprop", *shapes) for shapes in ODD_SHAPES),
+        *(first_layer("fprop", *shapes, bias=True, dtype=BF16) for shapes in VOLUMES.values()),
         *(first_layer("fprop", *shapes, bias=True) for shapes in HEIGHT_1.values()),
         *(
             first_layer("fprop", (1, 3, 6, 16), (8, 3, 3, 3), 1, 1, alignment=(alignment, 2, 16))
@@ -130,9 +148,15 @@ FEW_CHANNELS = Family(
     epilogues=[
         first_layer("fprop", (1, 3, 8, 20), (16, 3, 3, 3), 2, 1, **fused) for fused in EPILOGUES
     ],
-    few_blocks=[first_layer("fprop", (3, 3, 21, 70), (32, 3, 3, 3), 1, 1)],
+    few_blocks=[
+        first_layer("fprop", (3, 3, 21, 70), (32, 3, 3, 3), 1, 1),
+        first_layer("fprop", (2, 3, 9, 21, 70), (32, 3, 3, 3, 3), 1, 1),
+    ],
     blocks_and_tiles=_blocks_and_tiles,
-    spoilt=[FPROP[name] for name in ("resnet", "u-net", "inception", "grey", "diffusion")],
+    spoilt=[
+        *(FPROP[name] for name in ("resnet", "u-net", "inception", "grey", "diffusion")),
+        first_layer("fprop", *VOLUMES["causal"]),
+    ],
     patterns=[first_layer("fprop", (2, 3, 23, 25), (16, 3, 7, 7), 2)],
     not_computed=[
         first_layer("fprop", *SHAPES, dtype=FP32),
@@ -145,6 +169,8 @@ FEW_CHANNELS = Family(
         first_layer("fprop", (2, 3, 64, 64), (64, 3, 16, 16), 16),
         first_layer("fprop", (1, 1, 1, 1), (65544, 1, 1, 1)),
         first_layer("fprop", (1, 2, 1, 1), (8, 2, 1, 1), 2**30, (0, 2**29)),
+        first_layer("fprop", (1, 2, 1, 1), (8, 2, 1, 1), 2**30, (2**29, 0)),
+        first_layer("fprop", (1, 2, 1, 1, 1), (8, 2, 1, 1, 1), 2**30, (2**29, 0, 0)),
         first_layer("fprop", (2, 3, 16), (16, 3, 3), **PLAIN),
         first_layer("wgrad", *SHAPES),
     ],
@@ -171,6 +197,10 @@ SIGNALS = {
     "spectrum": planes((1, 1, 6001), (34, 1, 400), 160, 200),
     "HiFi-GAN's last": planes((2, 32, 331), (1, 32, 7), 1, 3, bias=True, activation="tanh"),
     "last of images": planes((1, 12, 9, 40), (3, 12, 3, 3), 1, 1),
+    "videos": planes((2, 3, 5, 9, 40), (3, 3, 2, 3, 3), 1, (1, 1, 1, 0, 1, 1)),
+    "long windows": planes((1, 1, 5, 7, 70), (10, 1, 3, 3, 10), 1, (1, 1, 4, 1, 1, 5)),
+    "last of volumes": planes((1, 16, 3, 4, 24), (4, 16, 1, 3, 3), 1, (0, 1, 1)),
+    "first of volumes": planes((1, 1, 7, 10, 40), (16, 1, 5, 5, 5), 2, 2, bias=True),
 }
 DGRAD: dict[str, tuple[Any, ...]] = {
     "HiFi-GAN's last": ((2, 32, 331), (1, 32, 7), 1, 3),
@@ -178,6 +208,8 @@ DGRAD: dict[str, tuple[Any, ...]] = {
     "even": ((2, 3, 130), (24, 3, 4), 1, (0, 3)),
     "u-net": ((1, 3, 9, 72), (16, 3, 3, 3), 1, (1, 0)),
     "last of images": ((1, 12, 9, 40), (3, 12, 2, 3), 1, (1, 2, 0, 1)),
+    "videos": ((2, 3, 5, 9, 40), (3, 3, 2, 3, 3), 1, (1, 1, 1, 0, 1, 2)),
+    "long windows": ((1, 1, 5, 7, 70), (4, 1, 3, 3, 10), 1, (1, 1, 4, 1, 1, 5)),
 }
 LARGE_PLANES = [
     planes((8, 1, 160_000), (512, 1, 10), 5),  # wav2vec2
@@ -187,6 +219,8 @@ LARGE_PLANES = [
     planes((64, 3, 224, 224), (64, 3, 7, 7), 2, 3),  # ResNet
     planes((8, 32, 65_536), (1, 32, 7), 1, 3, bias=True, activation="tanh"),  # HiFi-GAN's last
     planes((8, 1, 524_200), (512, 1, 3), 1, 1),  # nearly 2^31 outputs
+    planes((16, 3, 40, 320, 320), (3, 3, 2, 3, 3), 1, (1, 1, 1, 0, 1, 1)),  # videos
+    planes((25, 1, 100, 375, 128), (10, 1, 3, 3, 10), 1, (1, 1, 4, 1, 1, 5)),  # long windows
 ]
 PLANES = Family(
     kernel=FewChannelsPlanes(),
@@ -202,6 +236,8 @@ PLANES = Family(
     ],
     edges=[
         *(planes(*shapes) for shapes in HEIGHT_1.values()),
+        *(planes(*shapes, bias=True, dtype=BF16) for shapes in VOLUMES.values()),
+        planes((2, 3, 160), (7, 3, 3)),
         # Rows of the output begin anywhere.
         *(planes((2, 1, length), (9, 1, 3)) for length in range(130, 138)),
         *(
@@ -214,18 +250,18 @@ PLANES = Family(
     few_blocks=[
         planes((3, 1, 2900), (16, 1, 9), 2),
         planes((3, 3, 21, 70), (32, 3, 3, 3), 1, 1),
+        planes((2, 3, 9, 21, 70), (12, 3, 3, 3, 3), 1, 1, residual=True),
     ],
     blocks_and_tiles=_blocks_and_tiles,
-    spoilt=[SIGNALS[name] for name in ("resnet", "inception", "wav2vec2", "SEANet", "stereo")],
+    spoilt=[SIGNALS[name] for name in ("resnet", "inception", "wav2vec2", "SEANet", "videos")],
     patterns=[planes((1, 3, 15, 39), (32, 3, 3, 3), 2)],
     not_computed=[
         planes((2, 3, 160), (16, 3, 3), dtype=FP32),
         first_layer("fprop", (2, 3, 16, 40), (16, 3, 3, 3)),
-        planes((2, 3, 4, 16, 40), (16, 3, 1, 3, 3)),
+        first_layer("fprop", *VOLUMES["causal"]),
         planes((2, 3, 160), (16, 3, 3), dilation=2),
         planes((2, 3, 160), (16, 3, 3), alignment=(32, 32, 8)),
         planes((2, 9, 160), (16, 9, 3)),
-        planes((2, 3, 160), (7, 3, 3)),
         planes((2, 64, 20, 20), (3, 64, 3, 3)),
         planes((2, 6, 160), (16, 3, 3), groups=2),
         planes((2, 3, 17), (16, 3, 3)),
@@ -262,8 +298,11 @@ WGRAD = Family(
         first_layer("wgrad", (1, 1, 12, 40), (32, 1, 5, 5), 1, 2),  # grey
         first_layer("wgrad", (1, 6, 12, 24), (40, 6, 3, 3), 1, 1),  # two images
         first_layer("wgrad", (1, 3, 23, 40), (64, 3, 11, 11), 4, 2),  # alexnet
+        first_layer("wgrad", *VOLUMES["causal"]),
+        first_layer("wgrad", *VOLUMES["strided"], **TF32),
     ],
     edges=[
+        *(first_layer("wgrad", *s, dtype=d) for s in VOLUMES.values() for d in (BF16, FP32)),
         *(first_layer("wgrad", *shapes) for shapes in ODD_SHAPES),
         *(first_layer("wgrad", *s, dtype=d) for s in HEIGHT_1.values() for d in (BF16, FP32)),
         *(
@@ -292,6 +331,8 @@ WGRAD = Family(
         *(first_layer("wgrad", *WGRAD_LAYERS[n]) for n in ("resnet", "efficientnet", "inception")),
         first_layer("wgrad", *WGRAD_LAYERS["inception"], **TF32),
         *(first_layer("wgrad", *HEIGHT_1[name]) for name in ("wav2vec2", "stereo")),
+        first_layer("wgrad", *VOLUMES["causal"]),
+        first_layer("wgrad", *VOLUMES["strided"], **TF32),
     ],
     patterns=[first_layer("wgrad", (2, 3, 23, 25), (16, 3, 7, 7), 2)],
     not_computed=[
