@@ -187,7 +187,7 @@ else:
     from cudnn_autotune.core.versions import version
     from cudnn_autotune.store import settings as store_settings
     from cudnn_autotune.tuning import settings
-    from cudnn_autotune_autoload import is_asked_for
+    from cudnn_autotune_autoload import is_asked_for, register_artifact
 
     after_import("cudnn_autotune.sampling", lambda module: module.register_places(_MODES))
     if extension_available():
@@ -218,6 +218,7 @@ else:
         lambda module: module.begin_trials_by(late("cudnn_autotune.online.trials:begin")),
     )
     __version__ = version()
+    register_artifact()
     settings.read_environment()
     store_settings.read_environment()
     if is_asked_for():

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._guards import CompileContext
 from torch.fx import GraphModule
 
 from cudnn_autotune.compile import computation
@@ -30,6 +31,7 @@ from cudnn_autotune.compile.programs import (
     compile_fused,
     compile_plain,
 )
+from cudnn_autotune.compile.traces import tell
 from cudnn_autotune.core.display import html_table
 from cudnn_autotune.nn.untouched import generators_kept
 from cudnn_autotune.store import locked, settings, verdicts
@@ -112,6 +114,8 @@ class Compilation:
 
     def __repr__(self) -> str:
         parts = [self.mode, *self._parts(), f"runs {self.chosen}"]
+        if self.chosen_in_captures != self.chosen:
+            parts.append(f"in captures {self.chosen_in_captures}")
         parts += [f"{name}: {ms:.4g} ms" for name, ms in self.times_ms.items()]
         parts += ["times from the store"] * (self.source == "store")
         return f"Compilation({'; '.join([*parts, *filter(None, [self.note])])})"
@@ -134,6 +138,8 @@ class ComparedGraph(ABC):
 
     def __init__(self, graph: GraphModule, inputs: Sequence[Any], record: Compilation) -> None:
         self._record = record
+        self._context = CompileContext.try_get()
+        self._is_told = False
         self._devices = cuda_devices_of(graph, inputs)
         on_gpu = (v.device for v in inputs if isinstance(v, Tensor) and v.is_cuda)
         self._device: torch.device | None = next(on_gpu, None)
@@ -206,7 +212,13 @@ class ComparedGraph(ABC):
         """Keeps the running program without a comparison, for a reason."""
         self._contenders = {}
         self._record.note = f"not compared: {reason}"
-        _log.info("a compiled graph was %s", self._record.note)
+
+    def _tell(self) -> None:
+        """Writes the record into PyTorch's logs, unless programs wait for their comparison. The
+        first call has chosen the engines."""
+        if not self._contenders:
+            self._is_told = True
+            tell(self._record, self._context)
 
     def _compared(
         self,
@@ -291,7 +303,7 @@ class CompiledGraph(ComparedGraph):
 
     def _use(self, name: str, program: Program) -> None:
         """Makes this program run from now on."""
-        self._current = program
+        self._current, self._is_told = program, False
         self._record.chosen, self._record.is_frozen = name, program.weights is not None
         if program.groups:
             self._record.groups = list(program.groups)
@@ -354,7 +366,10 @@ class CompiledGraph(ComparedGraph):
                 self._follow_weights(inputs)
         if self._contenders:
             self._choose_if_free(inputs)
-        return self._current.run(*inputs)
+        outputs = self._current.run(*inputs)
+        if not self._is_told:
+            self._tell()
+        return outputs
 
     def _choose(self, contenders: Mapping[str, Program], inputs: Sequence[Any]) -> None:
         record, weights = self._record, weights_of(self._graph, inputs)
@@ -383,12 +398,6 @@ class CompiledGraph(ComparedGraph):
         captured = comparison.fastest_in_captures
         self._use(comparison.fastest, contenders[comparison.fastest])
         self._use_in_captures(captured, contenders[captured])
-        times = ", ".join(f"{name} {ms:.3f} ms" for name, ms in record.times_ms.items())
-        fused = len(record.fused)
-        _log.info("chose %s (%s; %d groups fused)", record.chosen, times, fused)
-        if captured != record.chosen:
-            times = ", ".join(f"{name} {ms:.3f} ms" for name, ms in record.gpu_times_ms.items())
-            _log.info("chose %s for captures in CUDA graphs (on the GPU %s)", captured, times)
 
     def _plain_is_slower(
         self, eager: Program, comparison: Comparison, inputs: Sequence[Any]

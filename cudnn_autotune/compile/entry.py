@@ -13,10 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._guards import CompileContext
 from torch.fx import GraphModule
 
+from cudnn_autotune.compile import cache_artifacts
 from cudnn_autotune.compile.compiled_graph import PLAIN, Compilation, CompiledGraph, is_capturing
 from cudnn_autotune.compile.programs import Options, compile_plain
+from cudnn_autotune.compile.traces import tell
 from cudnn_autotune.compile.training_graph import TrainingGraph
 from cudnn_autotune.core.display import Listed
 from cudnn_autotune.nn.counterparts import COUNTERPARTS
@@ -59,6 +62,7 @@ def backend(
         ValueError: an option is unknown, or its value not allowed.
     """
     settings = Options.read(mode, options)
+    cache_artifacts.begin()
     tensors = [value for value in example_inputs if isinstance(value, Tensor)]
     tensors += [*graph.parameters(), *graph.buffers()]
     needs_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
@@ -66,6 +70,8 @@ def backend(
     _records.append(record)
     if (reason := _why_plain(graph, tensors, settings, needs_gradient)) is not None:
         record.mode, record.chosen, record.note = "plain", PLAIN, reason
+        record.chosen_in_captures = PLAIN
+        tell(record, CompileContext.try_get())
         return compile_plain(graph, example_inputs, settings.inductor)
     if needs_gradient:
         return TrainingGraph(graph, example_inputs, settings, record).__call__

@@ -7,7 +7,7 @@ The engines of that operator are searched like those of any convolution.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -50,6 +50,9 @@ class GroupReport:
     """Milliseconds of one call for all; None if not measured."""
     several_ms: float | None = None
     """Milliseconds of the convolution by itself and of a kernel for the following nodes."""
+    problem: ConvProblem | None = field(default=None, repr=False)
+    """The group as a problem, with PyTorch's default flags; None if a size depends on data, or
+    cuDNN does not take it."""
 
     def __str__(self) -> str:
         shape = "x".join(map(str, self.output_shape))

@@ -273,9 +273,19 @@ def fuse_judged(graph: GraphModule, groups: Sequence[Group], judge: Judge) -> li
     if isinstance(judge, Measured):
         others = [group for group, verdict in pairs if not verdict.fuse]
         compiling_ahead.start_all(_alone(others))
-    reports = [GroupReport(group.text, group.output_shape, *verdict) for group, verdict in pairs]
+    reports = [
+        GroupReport(group.text, group.output_shape, *verdict, _problem_of(group))
+        for group, verdict in pairs
+    ]
     fuse_groups(graph.graph, [group for group, verdict in pairs if verdict.fuse])
     return reports
+
+
+def _problem_of(group: Group) -> ConvProblem | None:
+    try:
+        return group.problem()
+    except (ValueError, TypeError):  # the first call reports the fault
+        return None
 
 
 def _verdicts(groups: Sequence[Group], judge: Judge) -> list[Verdict]:

@@ -250,7 +250,10 @@ class TrainingGraph(ComparedGraph):
             return self._captured.run(*inputs)
         if self._contenders:
             self._choose_if_free(inputs)
-        return self._current.run(*inputs)
+        outputs = self._current.run(*inputs)
+        if not self._is_told:
+            self._tell()
+        return outputs
 
     def _choose_if_free(self, inputs: Sequence[Any]) -> None:
         super()._choose_if_free(inputs)
@@ -285,8 +288,6 @@ class TrainingGraph(ComparedGraph):
         record.chosen, record.chosen_in_captures = chosen, captured
         record.groups = list(self._current.groups)
         times = record.gpu_times_ms or record.times_ms
-        text = ", ".join(f"{ms:.3f} ms by {name}" for name, ms in times.items())
-        _log.info("chose %s: a step takes %s", chosen, text)
         if not self._measures_norms:
             return
         text = record.note

@@ -49,6 +49,7 @@ class StoreSettings:
 
 _settings = StoreSettings()
 _stores: dict[int, Layered] = {}
+_user_stores: dict[Environment, Store] = {}
 
 
 def set_store(
@@ -148,6 +149,7 @@ def restore_settings(settings: StoreSettings) -> None:
     with LOCK:
         _settings = settings
         _stores.clear()
+        _user_stores.clear()
 
 
 def read_environment(environ: Mapping[str, str] = os.environ) -> None:
@@ -189,10 +191,26 @@ def layers(device: int | None) -> Layered:
         if index not in _stores:
             here = Environment.of(index)
             _stores[index] = Layered(
-                Store(_settings.path, here, read_only=not is_written()),
+                _user_store(here, Store),
                 [Store(one, here, read_only=True) for one in _settings.shipped],
             )
         return _stores[index]
+
+
+def user_store(environment: Environment) -> Store:
+    """Returns the user's store of an environment, this machine's or another one. Equal GPUs have
+    one in common."""
+    with IMPORTING:
+        from cudnn_autotune.store.file_store import Store
+    with WarningsPutOff(), LOCK:
+        return _user_store(environment, Store)
+
+
+def _user_store(environment: Environment, kind: type[Store]) -> Store:
+    if environment not in _user_stores:
+        store = kind(_settings.path, environment, read_only=not is_written())
+        _user_stores[environment] = store
+    return _user_stores[environment]
 
 
 def _index(device: int | None) -> int:

@@ -27,6 +27,7 @@ from cudnn_autotune.core import atomic_file, json_dataclass
 from cudnn_autotune.core.fork_safe_lock import LOCK
 from cudnn_autotune.engines import registry
 from cudnn_autotune.store import codec, settings
+from cudnn_autotune.store.environment import Environment
 from cudnn_autotune.store.file_store import Layered, Store
 from cudnn_autotune.store.journal import Changes, Journal
 from cudnn_autotune.store.notices import WarningsPutOff
@@ -80,8 +81,7 @@ class VerdictFile:
 
     def put(self, name: str, tree: Any) -> None:
         """Adds an entry, or replaces the one of its name."""
-        value = json.dumps(tree, allow_nan=False, separators=(",", ":")).encode()
-        changes: Changes = {_quoted(name): codec.sealed(_quoted(name), value, self._environment)}
+        changes: Changes = {_quoted(name): line_of(name, tree, self._environment)}
         self._change(lambda entries: changes)
 
     def add(self, lines: Mapping[bytes, bytes]) -> int | None:
@@ -110,6 +110,21 @@ class VerdictFile:
                 return self._file.update(changes_of, failure)
 
 
+def line_of(name: str, tree: Any, environment: Environment) -> bytes:
+    """Returns the line of an entry in a file; ``tree`` is its JSON."""
+    value = json.dumps(tree, allow_nan=False, separators=(",", ":")).encode()
+    return codec.sealed(_quoted(name), value, environment)
+
+
+_on_entry: list[Callable[[int | None, str, Any], object]] = []
+
+
+def on_entry(callback: Callable[[int | None, str, Any], object]) -> None:
+    """Calls ``callback(device, name, tree)`` for each entry that is found or measured from now on,
+    with its JSON."""
+    _on_entry.append(callback)
+
+
 _of_layers: WeakKeyDictionary[Layered, tuple[VerdictFile, ...]] = WeakKeyDictionary()
 
 
@@ -122,8 +137,11 @@ def find(device: int | None, name: str) -> Any:
     """
     if not settings.is_read():
         return None
-    found = (file.find(name) for file in _files(device))
-    return next((tree for tree in found if tree is not None), None)
+    every = (file.find(name) for file in _files(device))
+    found = next((tree for tree in every if tree is not None), None)
+    if found is not None:
+        _announce(device, name, found)
+    return found
 
 
 def name_of(kind: str, rule: int, *facts: str) -> str:
@@ -193,8 +211,15 @@ def kept_or_measured(
 def keep(device: int | None, name: str, entry: Any) -> None:
     """Writes an entry, a dataclass or plain JSON, beside the user's store, if the store's mode
     allows it."""
+    tree = json_dataclass.encode(entry)
     if settings.is_written():
-        _files(device)[0].put(name, json_dataclass.encode(entry))
+        _files(device)[0].put(name, tree)
+    _announce(device, name, tree)
+
+
+def _announce(device: int | None, name: str, tree: Any) -> None:
+    for callback in _on_entry:
+        callback(device, name, tree)
 
 
 def _files(device: int | None) -> tuple[VerdictFile, ...]:

@@ -61,11 +61,7 @@ def nearest(problem: ConvProblem, device: int, most: int) -> list[Decision]:
 
 def add(decisions: Iterable[Decision], device: int) -> None:
     """Stores the decisions that were measured and are final."""
-    measured = [
-        decision
-        for decision in decisions
-        if decision.selection.total_samples > 0 and not decision.selection.evidence.provisional
-    ]
+    measured = [decision for decision in decisions if is_kept(decision)]
     if not measured or not store_settings.is_written():
         return
     try:
@@ -73,6 +69,11 @@ def add(decisions: Iterable[Decision], device: int) -> None:
     except ValueError as error:  # evidence of a user's own strategy that no store can hold
         texts = ", ".join(decision.problem.text for decision in measured)
         _log.warning("%s: the decision is not kept: %s", texts, error)
+
+
+def is_kept(decision: Decision) -> bool:
+    """Returns whether a decision was measured and is final."""
+    return decision.selection.total_samples > 0 and not decision.selection.evidence.provisional
 
 
 def add_checks(choice: Choice) -> None:
