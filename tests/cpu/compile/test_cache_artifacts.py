@@ -18,7 +18,7 @@ from torch.compiler._cache import CacheArtifactFactory, CacheArtifactManager
 import cudnn_autotune as ca
 from cudnn_autotune.compile import cache_artifacts
 from cudnn_autotune.engines.selection import Evidence
-from cudnn_autotune.store import codec, file_format, verdicts
+from cudnn_autotune.store import codec, file_format, notices, verdicts
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.store.environment import Environment
 from cudnn_autotune.tuning import choice_log
@@ -173,13 +173,20 @@ def test_a_store_that_is_not_read_gets_nothing(mode: Any, tmp_path: Path) -> Non
 def damaged() -> Sequence[tuple[str, bytes]]:
     key, content = artifact(decision(3))
     version = content.replace(b'"version": 2', b'"version": 3')
-    flipped = content.replace(b'"chosen"', b'"chosem"')
+    flipped = content.replace(b"KERNEL_CFG", b"KERNEL_CFX")
     not_utf8 = content[:-20] + b"\xff" * 20
     no_json = b"\x00\x01garbage"
     cut = content[: len(content) // 2]
     return [(key, one) for one in (b"", no_json, version, flipped, not_utf8, cut)]
 
 
+@pytest.fixture
+def new_notices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No warning has been given yet."""
+    monkeypatch.setattr(notices, "_given", set())
+
+
+@pytest.mark.usefixtures("new_notices")
 @pytest.mark.parametrize("number", range(6))
 def test_bad_bytes_are_one_warning_and_the_others_are_taken(number: int, tmp_path: Path) -> None:
     ca.set_store(tmp_path, mode="read_write")
@@ -193,6 +200,7 @@ def test_bad_bytes_are_one_warning_and_the_others_are_taken(number: int, tmp_pat
         populate(bad)
 
 
+@pytest.mark.usefixtures("new_notices")
 def test_a_warning_that_is_an_error_stops_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
