@@ -10,7 +10,9 @@ refused: they are named and left out, the others are rendered, and it exits with
 writes nothing: it exits with 1 where a record is refused, a page does not say what the records
 say, a page has no records, or a plot is missing. README's chart of whole models
 (docs/results/whole_models_light.svg, _dark.svg) and the figures that `cudnn-autotune demo` shows
-(cudnn_autotune/cli/measured.json) are made of the same records, and checked likewise.
+(cudnn_autotune/cli/measured.json) are made of the same records, and checked likewise. So are
+docs/results/timm_<gpu>.md, and a CSV file beside the record for each way, of records of timm's
+models.
 
     python benchmarks/render_results.py
     python benchmarks/render_results.py --check
@@ -30,7 +32,7 @@ from typing import Any
 from common import audited, investigation
 from common.environment import ROOT, missing
 from common.record import load
-from models import chart
+from models import chart, timm_csv
 
 HERE = Path(__file__).resolve().parent
 # In the order in which a page shows them; each names a module with tables() and plot().
@@ -214,6 +216,26 @@ def page(place: Path, records: dict[Path, dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def timm_page(place: Path, shown: dict[Path, dict[str, Any]]) -> str:
+    """The page at ``place`` about steps of timm's models on one GPU."""
+    first = next(iter(shown.values()))
+    lines = [
+        f"# timm's models on: {first['environment']['gpu']}",
+        "",
+        "`benchmarks/render_results.py` writes this page, and the CSV files with the columns of",
+        "timm's own benchmark, from records of the same name. Inference is in float16. Training",
+        "is in bfloat16 by autocast, with the optimizer's step. Unlike timm's, steps are replayed",
+        "from CUDA graphs in turns: the time of the host does not count.",
+        "",
+    ]
+    for path, data in shown.items():
+        lines += [line for table in timm_csv.tables(data) for line in (table.markdown(), "")]
+        beside = Path(os.path.relpath(path.parent, place.parent)).as_posix()
+        links = (f"[{name}]({beside}/{path.name}-{name})" for name in timm_csv.files(data))
+        lines += [f"Files: {', '.join(links)}. {origin(data)}", ""]
+    return "\n".join(lines)
+
+
 def main() -> int:
     p = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -239,6 +261,14 @@ def main() -> int:
     for folder in {path.parent for path in records}:
         place = options.pages / f"{folder.name}.md"
         pages[place] = page(place, {p: data for p, data in records.items() if p.parent == folder})
+    of_timm = {p: data for p, data in sections(records).items() if timm_csv.is_of_timm(data)}
+    for folder in {path.parent for path in of_timm}:
+        place = options.pages / f"timm_{folder.name}.md"
+        shown = {p: data for p, data in of_timm.items() if p.parent == folder}
+        pages[place] = timm_page(place, shown)
+        for path, data in shown.items():
+            for name, text in timm_csv.files(data).items():
+                pages[path.with_name(f"{path.name}-{name}")] = text
     stale = [
         f"{place.name} has no records: delete it"
         for place in options.pages.glob("*.md")

@@ -21,11 +21,13 @@ def _miniature() -> nn.Module:
 
 
 def create(name: str, device: str) -> nn.Module:
-    """A model of torchvision's, or else of timm's, with random weights. On the CPU it is the
-    miniature, whatever the name."""
+    """A model of torchvision's, or else of timm's, with random weights; ``timm:NAME`` is timm's. On
+    the CPU it is the miniature, whatever the name."""
     model: nn.Module
     if device == "cpu":
         model = _miniature()
+    elif name.startswith("timm:"):
+        model = importlib.import_module("timm").create_model(name.removeprefix("timm:"))
     else:
         try:
             model = importlib.import_module("torchvision").models.get_model(name, weights=None)

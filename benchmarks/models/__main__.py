@@ -68,6 +68,7 @@ from models.cases import (
     STEPS,
     WAYS,
     cases,
+    part_of,
 )
 
 # The options that are passed to the workers.
@@ -79,7 +80,14 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--models",
         default=",".join(MODELS),
-        help="of this script, of torchvision, or else of timm; %(default)s",
+        help="of this script, of torchvision, or else of timm; timm:NAME is timm's, and timm "
+        "stands for twenty of them; %(default)s",
+    )
+    p.add_argument(
+        "--part",
+        type=part,
+        default="1/1",
+        help="of the models: 2/5 is each fifth from the second",
     )
     p.add_argument("--steps", default="infer,train", help=f"%(default)s; of: {','.join(STEPS)}")
     p.add_argument("--layouts", default="channels_last", help="of: " + ",".join(LAYOUTS))
@@ -113,6 +121,13 @@ def batches(text: str) -> list[int] | str:
     return text if text in ("largest", "smallest") else arguments.counts(text)
 
 
+def part(text: str) -> tuple[int, int]:
+    number, _, count = text.partition("/")
+    if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+        raise argparse.ArgumentTypeError(f"must be like 2/5, got {text!r}")
+    return int(number), int(count)
+
+
 def main() -> int:
     options = parser().parse_args()
     if options.worker:
@@ -122,7 +137,7 @@ def main() -> int:
 
         return serve(measure)
     arguments.check_least(options, rounds=2, at_once=1)
-    models = [name.strip() for name in options.models.split(",")]
+    models = part_of([name.strip() for name in options.models.split(",")], options.part)
     steps = arguments.some_of("--steps", options.steps, STEPS)
     layouts = arguments.some_of("--layouts", options.layouts, LAYOUTS)
     ways = arguments.some_of("--ways", options.ways, CAN_RUN)

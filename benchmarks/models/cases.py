@@ -48,6 +48,35 @@ MODELS = {
     "ddpm_unet": Model(((4, 64, 64), ()), (1, 8), (4,)),
     "resnet50_fpn": Model(((3, 800, 800),), (1, 2), (2,)),
 }
+TIMM_PREFIX = "timm:"
+# Models of timm, with the side of the images that it trains them on, for a table with its columns.
+_SIDES = {
+    "convnext_tiny": 224,
+    "darknet53": 256,
+    "densenet121": 224,
+    "dla34": 224,
+    "efficientnet_b0": 224,
+    "efficientnetv2_rw_s": 288,
+    "ghostnet_100": 224,
+    "hrnet_w18": 224,
+    "inception_v4": 299,
+    "mobilenetv3_large_100": 224,
+    "mobilenetv4_conv_medium": 256,
+    "nfnet_l0": 224,
+    "regnety_032": 224,
+    "repvgg_b0": 224,
+    "resnet18": 224,
+    "resnet50": 224,
+    "resnext50_32x4d": 224,
+    "rexnet_100": 224,
+    "vgg16": 224,
+    "xception41": 299,
+}
+TIMM = {
+    TIMM_PREFIX + name: Model(((3, side, side),), (256,), (128,)) for name, side in _SIDES.items()
+}
+SETS = {"timm": tuple(TIMM)}
+"""Names that stand for several models."""
 # Step -> what it is called in a table.
 STEPS = {"infer": "inference", "train": "training", "optimize": "training with SGD"}
 LAYOUTS = ("contiguous", "channels_last")
@@ -73,11 +102,28 @@ class Case:
         """Those that were asked for, or the model's own: all, the largest or the smallest."""
         if asked and not isinstance(asked, str):
             return asked
-        model = MODELS.get(self.model, Model())
+        model = model_of(self.model)
         own = model.train if self.is_training else model.infer
         if not own or asked is None:
             return own
         return [max(own) if asked == "largest" else min(own)]
+
+
+def model_of(name: str) -> Model:
+    """Returns the shapes and batches of a model; of one that is not listed those of a ResNet."""
+    return MODELS.get(name) or TIMM.get(name) or Model()
+
+
+def part_of(models: Sequence[str], part: tuple[int, int]) -> list[str]:
+    """Returns the first, second, ... of several parts of models, whose names of sets stand for all
+    of them.
+
+    Args:
+        part: the part's number, from 1, and how many there are.
+    """
+    every = [one for name in models for one in SETS.get(name, (name,))]
+    number, count = part
+    return every[number - 1 :: count]
 
 
 def cases(models: Sequence[str], steps: Sequence[str], layouts: Sequence[str]) -> Iterator[Case]:
@@ -97,7 +143,7 @@ def cases(models: Sequence[str], steps: Sequence[str], layouts: Sequence[str]) -
 
 def takes_images(model: str) -> bool:
     """Whether the model's first input has channels and at least two dimensions more."""
-    return len(MODELS.get(model, Model()).inputs[0]) > 2
+    return len(model_of(model).inputs[0]) > 2
 
 
 @dataclass(frozen=True)

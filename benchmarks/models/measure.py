@@ -108,6 +108,8 @@ def _measured(
             "steps_a_block": counts,
             "peak_bytes": memory,
             "by_calls": called,
+            "parameters": subject.parameters,
+            "input_shape": list(subject.inputs[0].shape[1:]),
         }
         if device == "cuda" and request["kernels"]:
             yield {"part": "kernels", "kernels": _kernels(replays, request["kernels"])}

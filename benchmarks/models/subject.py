@@ -14,7 +14,7 @@ import cudnn_autotune as ca
 from cudnn_autotune.comparing.ways import calibrate
 
 from . import networks
-from .cases import MODELS, Case, Model, Way
+from .cases import Case, Way, model_of
 
 _WARM_UPS = 3
 _LEARNING_RATE = 1e-6
@@ -40,7 +40,7 @@ class Subject:
                 model = networks.NETWORKS[case.model][is_tiny]()
         else:
             model = create(case.model, device)
-        shapes = MODELS.get(case.model, Model()).inputs
+        shapes = model_of(case.model).inputs
         if is_tiny:
             shapes = tuple(
                 (s[0], *(max(1, side // 10) for side in s[1:])) if s else s for s in shapes
@@ -57,6 +57,7 @@ class Subject:
             layout["memory_format"] = torch.channels_last_3d if is_3d else torch.channels_last
         model = model.to(dtype=dtype, **layout)
         self.model = model.train(case.is_training)
+        self.parameters = sum(parameter.numel() for parameter in model.parameters())
         inputs = [x.to(dtype) for x in inputs]
         self.inputs = [inputs[0].contiguous(**layout), *inputs[1:]]
 
