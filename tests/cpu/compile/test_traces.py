@@ -6,10 +6,10 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from support.processes.structured_log import artifacts, place, records
 from support.processes.subprocesses import python
 from support.store.decisions import decision
 
@@ -41,19 +41,6 @@ print(json.dumps([first.times_ms, first.chosen, second.note]))
 """
 
 
-def records(folder: Path) -> list[tuple[dict[str, Any], str]]:
-    """The structured log's records, each with its payload."""
-    (file,) = folder.iterdir()
-    found: list[tuple[dict[str, Any], str]] = []
-    for line in file.read_text(encoding="utf-8").splitlines():
-        if line.startswith("\t"):
-            record, payload = found[-1]
-            found[-1] = (record, payload + line[1:])
-        else:
-            found.append((json.loads(line[line.index("{") :]), ""))
-    return found
-
-
 def test_each_graph_has_its_artifact_and_its_lines(tmp_path: Path) -> None:
     variables = {"TORCH_TRACE": str(tmp_path), "TORCH_LOGS": "cudnn_autotune"}
     done = python("-c", COMPILES, env=variables)
@@ -61,13 +48,9 @@ def test_each_graph_has_its_artifact_and_its_lines(tmp_path: Path) -> None:
     times, chosen, note = json.loads(done.stdout.splitlines()[-1])
 
     every = records(tmp_path)
-    graphs = [ids(record) for record, _ in every if "dynamo_output_graph" in record]
-    ours = [
-        (ids(record), json.loads(payload))
-        for record, payload in every
-        if record.get("artifact") == {"name": "cudnn_autotune", "encoding": "json"}
-    ]
-    assert [place for place, _ in ours] == graphs
+    graphs = [place(record) for record, _ in every if "dynamo_output_graph" in record]
+    ours = artifacts(tmp_path)
+    assert [where for where, _ in ours] == graphs
     (first, second) = (tree for _, tree in ours)
     assert (first["mode"], first["chosen"], first["times_ms"]) == ("inference", chosen, times)
     assert times.keys() == {"cudnn_autotune", "inductor"}
@@ -79,10 +62,6 @@ def test_each_graph_has_its_artifact_and_its_lines(tmp_path: Path) -> None:
     lines = [line for line in done.stderr.splitlines() if "traces.py" in line]
     assert sum("a compiled graph: Compilation(" in line for line in lines) == 2
     assert sum("conv + relu -> 2x8x3x4: fused" in line for line in lines) == 1
-
-
-def ids(record: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(record.get(name) for name in ("frame_id", "frame_compile_id", "attempt"))
 
 
 def test_a_convolution_has_its_choices_whatever_follows_it_or_flags_are() -> None:
