@@ -163,11 +163,15 @@ def test_a_store_that_is_only_read_serves_it_from_memory(tmp_path: Path) -> None
     assert [*tmp_path.iterdir()] == []
 
 
-@pytest.mark.parametrize("mode", ["off", "retune"])
-def test_a_store_that_is_not_read_gets_nothing(mode: Any, tmp_path: Path) -> None:
-    ca.set_store(tmp_path, mode=mode)
+@pytest.mark.parametrize("mode", ["off", "retune", "locked"])
+def test_a_store_that_is_not_read_or_is_locked_gets_nothing(mode: Any, tmp_path: Path) -> None:
+    ca.set_store(tmp_path, mode="read_write")
+    ca.get_store().add([known := decision(4)])
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    ca.set_store(mode=mode)
     populate(artifact(decision(3)))
-    assert [*tmp_path.iterdir()] == []
+    assert [*ca.get_store()] == [known]
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def damaged() -> Sequence[tuple[str, bytes]]:
