@@ -67,7 +67,7 @@ def _converted(model: nn.Module, inputs: Inputs) -> nn.Module:
 
 
 def _by_backend(model: nn.Module, inputs: Inputs, mode: str = "default") -> Any:
-    # A training graph keeps the weights' layout (see docs/reference/backend.md).
+    # A training graph in another layout than the weights' copies them in each step.
     model = _converted(model, inputs) if torch.is_grad_enabled() else model
     return torch.compile(model, backend="cudnn_autotune", mode=mode)
 
