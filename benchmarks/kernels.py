@@ -44,7 +44,7 @@ def kind_of(problem: Any) -> str:
     if problem.stride == kernel and max(kernel) > 1:
         return "patches"
     if problem.input_shape[1] <= 8:
-        return "first layer"
+        return "first layer, 3-d" if len(kernel) == 3 else "first layer"
     if problem.weight_shape[0] <= 8:
         return "last layer"
     if max(kernel) == 1:
