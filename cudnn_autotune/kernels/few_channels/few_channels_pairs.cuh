@@ -1,29 +1,30 @@
 // Pairs of neighbouring elements of a window, each a register of a fragment and one access of 4
-// bytes. The pairs of all rows of a window are numbered one after the other, so that only the last
-// register may have some to spare: 77 pairs are 80 for 7x7x3. What belongs to no window is removed
-// from a pair by a mask. So no product is computed that the convolution does not have, and
-// infinities stay where they belong.
+// bytes; single elements if they are float32. The pairs of all rows of a window are numbered one
+// after the other, so that only the last register may have some to spare: 77 pairs are 80 for
+// 7x7x3. What belongs to no window is removed from a pair by a mask. So no product is computed that
+// the convolution does not have, and infinities stay where they belong.
 //
 // A row may begin an element before the window (`lead`), at most LEADS.
 
 constexpr int TILE_H = (TILE_P - 1) * STRIDE_H + KERNEL_H;  // rows of a plane in a tile
-constexpr int TILE_BYTES = PLANES * TILE_H * PITCH * 2;
-constexpr int ROW_PAIRS = (ROW + LEADS + 1) / 2;      // in a row of a window
-constexpr int PAIRS = PLANES * KERNEL_H * ROW_PAIRS;  // in a window
-constexpr int REGISTERS = (PAIRS + 3) / 4;            // a lane has every fourth pair
+constexpr int TILE_BYTES = PLANES * TILE_H * PITCH * static_cast<int>(sizeof(ELEMENT));
+constexpr int PAIR = 4 / sizeof(ELEMENT);                   // elements of a register
+constexpr int ROW_PAIRS = (ROW + LEADS + PAIR - 1) / PAIR;  // in a row of a window
+constexpr int PAIRS = PLANES * KERNEL_H * ROW_PAIRS;        // in a window
+constexpr int REGISTERS = (PAIRS + 3) / 4;                  // a lane has every fourth pair
 
 // The place of a pair, in elements from the begin of the window's pairs.
 __device__ __forceinline__ constexpr int pair_offset(int pair) {
   const int known = pair < PAIRS ? pair : PAIRS - 1;
   const int row = known / ROW_PAIRS;
-  return (row / KERNEL_H * TILE_H + row % KERNEL_H) * PITCH + known % ROW_PAIRS * 2;
+  return (row / KERNEL_H * TILE_H + row % KERNEL_H) * PITCH + known % ROW_PAIRS * PAIR;
 }
 // The place of pair 4 i + t of this lane. A sum of constants and of what only depends on t.
 __device__ __forceinline__ int lane_offset(int i, int t) {
-  int offset = pair_offset(4 * i) + 2 * t;
+  int offset = pair_offset(4 * i) + PAIR * t;
 #pragma unroll
   for (int j = 1; j < 4; ++j) {
-    const int jump = pair_offset(4 * i + j) - pair_offset(4 * i + j - 1) - 2;
+    const int jump = pair_offset(4 * i + j) - pair_offset(4 * i + j - 1) - PAIR;
     if (jump != 0) offset += t >= j ? jump : 0;
   }
   return offset;
@@ -31,6 +32,7 @@ __device__ __forceinline__ int lane_offset(int i, int t) {
 // The bits of a pair that belong to the window.
 __device__ __forceinline__ unsigned pair_mask(int pair, int lead) {
   if (pair >= PAIRS) return 0u;
+  if (PAIR == 1) return ~0u;
   const int element = pair % ROW_PAIRS * 2 - lead;
   return (element >= 0 && element < ROW ? 0x0000ffffu : 0u) |
          (element + 1 < ROW ? 0xffff0000u : 0u);

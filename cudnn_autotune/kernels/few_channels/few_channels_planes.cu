@@ -22,14 +22,17 @@ constexpr int THREADS = 32 * WARPS_C * WARPS_Q;
 constexpr int BLOCK_CHANNELS = 16 * M_TILES * WARPS_C;
 constexpr int GROUPS_Q = TILE_Q / (8 * N_TILES);  // groups of pixels that a warp takes at a time
 constexpr int GROUPS = TILE_P * GROUPS_Q;
-constexpr bool IS_ODD = STRIDE_W % 2 == 1 || LEFT % 2 == 1;  // some windows begin at odd elements
+// Some windows begin at odd elements of half types.
+constexpr bool IS_ODD = PAIR == 2 && (STRIDE_W % 2 == 1 || LEFT % 2 == 1);
+constexpr int VECTOR = 16 / sizeof(ELEMENT);
 constexpr int STAGE_PITCH = (TILE_Q + 63) / 64 * 64 + 8;
 constexpr int STAGE_ROWS = TILE_P * BLOCK_CHANNELS;
 constexpr int ROW_LANES = TILE_Q < 256 ? 16 : 32;  // lanes that store a row together
 
 static_assert(CHANNELS == 1 && LEADS == 0 && TILE_Q % (8 * N_TILES) == 0 && PITCH % 8 == 0, "");
-static_assert(PITCH >= LEFT + STRIDE_W * (TILE_Q - 1) + 2 * (ROW_PAIRS + IS_ODD), "");
-static_assert(SHARED_BYTES == 2 * TILE_BYTES + STAGE_ROWS * STAGE_PITCH * 2, "tiles and outputs");
+static_assert(PITCH >= LEFT + STRIDE_W * (TILE_Q - 1) + PAIR * (ROW_PAIRS + IS_ODD), "");
+static_assert(SHARED_BYTES == 2 * TILE_BYTES + STAGE_ROWS * STAGE_PITCH * 4 / PAIR,
+              "tiles and outputs");
 
 // The place in the output, of less than 2^31 elements, of a tile's first pixel in a channel.
 __device__ __forceinline__ unsigned output_begin(int channel, const Tile& tile,
@@ -40,9 +43,47 @@ __device__ __forceinline__ unsigned output_begin(int channel, const Tile& tile,
 }
 
 // A pair of a window's elements.
-__device__ __forceinline__ unsigned pair_at(const ELEMENT* word, int odd) {
+template <typename T>
+__device__ __forceinline__ unsigned pair_at(const T* word, int odd) {
   const auto* const words = reinterpret_cast<const unsigned*>(word);
   return IS_ODD ? __funnelshift_r(words[0], words[1], 16 * odd) : words[0];
+}
+__device__ __forceinline__ unsigned pair_at(const float* number, int) { return to_tf32(*number); }
+
+template <typename T>
+__device__ __forceinline__ unsigned bits_of(T number) {
+  return number.bits;
+}
+__device__ __forceinline__ unsigned bits_of(float number) { return to_tf32(number); }
+
+// Writes two numbers to any place.
+template <typename T>
+__device__ __forceinline__ void put(T* place, const Two<T>& two) {
+  place[0] = T{static_cast<unsigned short>(two.bits)};
+  place[1] = T{static_cast<unsigned short>(two.bits >> 16)};
+}
+__device__ __forceinline__ void put(float* place, const Two<float>& two) {
+  place[0] = two.both.x, place[1] = two.both.y;
+}
+
+// sums += left * right, of one register of window elements or of two.
+template <typename T>
+__device__ __forceinline__ void multiply(float (&sums)[4], const unsigned (&left)[2],
+                                         const unsigned (&more)[2], const unsigned (&right)[2]) {
+  if constexpr (PAIR == 2) {
+    mma_16x8x16<T>(sums, {left[0], left[1], more[0], more[1]}, right);
+  } else {
+    mma_16x8x8_tf32(sums, {left[0], left[1], more[0], more[1]}, right);
+  }
+}
+template <typename T>
+__device__ __forceinline__ void multiply(float (&sums)[4], const unsigned (&left)[2],
+                                         unsigned right) {
+  if constexpr (PAIR == 2) {
+    mma_16x8x8<T>(sums, left, right);
+  } else {
+    mma_16x8x8_tf32(sums, {left[0], left[1], 0u, 0u}, {right, 0u});
+  }
 }
 
 // A weight of an output channel: that of a row of a window and an element of the row. The gradient
@@ -52,19 +93,19 @@ __device__ __forceinline__ unsigned weight_at(const ELEMENT* __restrict__ w, int
 #if IS_TURNED
   constexpr int rows = KERNEL_D * KERNEL_H;
   const int filter = row / rows, behind = filter * rows + rows - 1 - row;
-  return w[((filter * channels + channel) * rows + behind) * KERNEL_W + KERNEL_W - 1 - element]
-      .bits;
+  return bits_of(
+      w[((filter * channels + channel) * rows + behind) * KERNEL_W + KERNEL_W - 1 - element]);
 #else
-  return w[(channel * PLANES * KERNEL_H + row) * KERNEL_W + element].bits;
+  return bits_of(w[(channel * PLANES * KERNEL_H + row) * KERNEL_W + element]);
 #endif
 }
 // A pair of them, zeros where there are none.
 __device__ __forceinline__ unsigned weights_at(const ELEMENT* __restrict__ w, int channel, int pair,
                                                int channels) {
-  const int row = pair / ROW_PAIRS, element = pair % ROW_PAIRS * 2;
+  const int row = pair / ROW_PAIRS, element = pair % ROW_PAIRS * PAIR;
   if (channel >= channels || pair >= PAIRS) return 0u;
   const unsigned low = weight_at(w, channel, row, element, channels);
-  if (element + 1 >= KERNEL_W) return low;
+  if (PAIR == 1 || element + 1 >= KERNEL_W) return low;
   return low | weight_at(w, channel, row, element + 1, channels) << 16;
 }
 
@@ -81,18 +122,19 @@ __device__ __forceinline__ void store(ELEMENT* __restrict__ y, const ELEMENT* st
     unsigned begin = output_begin(first_channel + first, tile, shape) + row * shape.q;
 #pragma unroll 2
     for (int channel = first; channel < channels; channel += step) {
-      const int shift = begin % 8, before = -begin % 8;  // `before`: elements before the vectors
+      const int shift = begin % VECTOR;
+      const int before = -begin % VECTOR;  // elements before the vectors
 #pragma unroll
-      for (int slot = 0; slot < TILE_Q / 8; slot += ROW_LANES) {
-        const int element = before + 8 * (slot + lane);
-        if (element + 8 <= count) {
+      for (int slot = 0; slot < TILE_Q / VECTOR; slot += ROW_LANES) {
+        const int element = before + VECTOR * (slot + lane);
+        if (element + VECTOR <= count) {
           *reinterpret_cast<uint4*>(y + begin + element) =
               *reinterpret_cast<const uint4*>(from + shift + element);
         }
       }
 #if !HAS_WHOLE_ROWS
       // Eight lanes take what is before the vectors, and eight what is behind them.
-      const int behind = before + max(count - before, 0) / 8 * 8;
+      const int behind = before + max(count - before, 0) / VECTOR * VECTOR;
       const int element = lane < 8 ? lane : behind + lane - 8;
       if (element < (lane < 8 ? min(before, count) : lane < 16 ? count : 0)) {
         y[begin + element] = from[shift + element];
@@ -139,7 +181,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #endif
     }
   }
-  const int odd = (LEFT + g * STRIDE_W) % 2;  // of the windows of this lane's pixels
+  const int odd = IS_ODD ? (LEFT + g * STRIDE_W) % 2 : 0;  // of the windows of this lane's pixels
 
   int buffer = 0;
   for (int index = blockIdx.x; index < tiles; index += gridDim.x) {
@@ -188,11 +230,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #pragma unroll
           for (int m = 0; m < M_TILES; ++m) {
             if (i + 1 < REGISTERS) {
-              mma_16x8x16<ELEMENT>(
-                  sums[m][n], {left[i][m][0], left[i][m][1], left[i + 1][m][0], left[i + 1][m][1]},
-                  right);
+              multiply<ELEMENT>(sums[m][n], left[i][m], left[i + 1][m], right);
             } else {
-              mma_16x8x8<ELEMENT>(sums[m][n], {left[i][m][0], left[i][m][1]}, right[0]);
+              multiply<ELEMENT>(sums[m][n], left[i][m], right[0]);
             }
           }
         }
@@ -204,7 +244,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
           const int channel = stage_channel + 16 * m + 8 * h;
           const unsigned begin = begins[m][h] + row * q;
           // A channel that there is not has some place in the stage, too.
-          ELEMENT* const place = stage + (row * BLOCK_CHANNELS + channel) * STAGE_PITCH + begin % 8;
+          ELEMENT* const place =
+              stage + (row * BLOCK_CHANNELS + channel) * STAGE_PITCH + begin % VECTOR;
 #if HAS_RESIDUAL
           const int count = first_channel + channel < channels && tile.p + row < p ? q - tile.q : 0;
 #endif
@@ -217,13 +258,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             if (element < count) first += to_float(more[0]);
             if (element + 1 < count) second += to_float(more[1]);
 #endif
-            const unsigned two =
-                pack<ELEMENT>(activate<ACTIVATION>(first), activate<ACTIVATION>(second));
+            const auto two =
+                Two<ELEMENT>::of(activate<ACTIVATION>(first), activate<ACTIVATION>(second));
 #if HAS_ODD_ROWS
-            place[element] = ELEMENT{static_cast<unsigned short>(two)};
-            place[element + 1] = ELEMENT{static_cast<unsigned short>(two >> 16)};
+            put(place + element, two);
 #else
-            *reinterpret_cast<unsigned*>(place + element) = two;
+            *reinterpret_cast<Two<ELEMENT>*>(place + element) = two;
 #endif
           }
         }

@@ -69,8 +69,13 @@ class _Geometry(Rows):
     """Sizes by the names in few_channels_planes.cu."""
 
     @property
+    def pair(self) -> int:
+        """Elements of a register."""
+        return 4 // self.problem.dtype.itemsize
+
+    @property
     def row_pairs(self) -> int:
-        return -(-self.row // 2)
+        return -(-self.row // self.pair)
 
     @property
     def registers(self) -> int:
@@ -78,25 +83,25 @@ class _Geometry(Rows):
 
     @property
     def is_odd(self) -> bool:
-        return self.pixel_step % 2 == 1 or self.left % 2 == 1
+        return self.pair == 2 and (self.pixel_step % 2 == 1 or self.left % 2 == 1)
 
     def tile_pitch(self, columns: int) -> int:
-        return self.pitch(columns, 2 * self.row_pairs + 2 * self.is_odd)
+        return self.pitch(columns, self.pair * (self.row_pairs + self.is_odd))
 
     def tile_bytes(self, rows: int, columns: int) -> int:
         height = (rows - 1) * self.stride[1] + self.kernel[1]
-        return self.planes * height * self.tile_pitch(columns) * 2
+        return self.planes * height * self.tile_pitch(columns) * self.problem.dtype.itemsize
 
     def shared_bytes(self, tiling: _Tiling) -> int:
         stage_pitch = -(-tiling.columns // 64) * 64 + 8
-        stage = tiling.rows * tiling.channels * stage_pitch * 2
+        stage = tiling.rows * tiling.channels * stage_pitch * self.problem.dtype.itemsize
         return 2 * self.tile_bytes(tiling.rows, tiling.columns) + stage
 
 
 class FewChannelsPlanes(KernelFamily[_Tiling]):
-    """Implicit GEMM for first and last layers: float16 and bfloat16, contiguous, 1-d to 3-d, no
-    dilation, no groups. They have 1 to 8 input or output channels. It computes gradients of the
-    input of such layers with stride 1, too."""
+    """Implicit GEMM for first and last layers: float16, bfloat16 and TF32, contiguous, 1-d to
+    3-d, no dilation, no groups. They have 1 to 8 input or output channels. It computes gradients
+    of the input of such layers with stride 1, too."""
 
     name = "few_channels_planes"
     version = version_of(__name__)
@@ -105,7 +110,7 @@ class FewChannelsPlanes(KernelFamily[_Tiling]):
         view = _view(problem)
         if view is None or view.output_shape[-1] < _LEAST_COLUMNS:
             return ()
-        if not is_computed(view, is_planar=True):
+        if not is_computed(view, in_tf32=True, is_planar=True):
             return ()
         geometry = _Geometry(view)
         found = sorted(
@@ -135,7 +140,7 @@ class FewChannelsPlanes(KernelFamily[_Tiling]):
             "WARPS_Q": _WARPS // tiling.warps_c,
             "BLOCKS": tiling.blocks,
             "SHARED_BYTES": geometry.shared_bytes(tiling),
-            "HAS_WHOLE_ROWS": int(q % 8 == 0),
+            "HAS_WHOLE_ROWS": int(q * problem.dtype.itemsize % 16 == 0),
             "HAS_ODD_ROWS": q % 2,
             "IS_TURNED": int(problem.op == "dgrad"),
             **dict(epilogue_macros(problem)),
@@ -225,7 +230,7 @@ def _clocks(geometry: _Geometry, tiling: _Tiling, gpu: Gpu) -> float:
     # Blocks of other channels read the same image, from the L2 cache.
     channels = min(tiling.channels, geometry.problem.output_shape[1])
     image = geometry.tile_bytes(tiling.rows, tiling.columns) / blocks_y
-    moved = 2 * pixels * channels + image
+    moved = geometry.problem.dtype.itemsize * pixels * channels + image
     times = (instructions / _INSTRUCTIONS_OF_A_CLOCK, moved / _BYTES_OF_A_CLOCK)
     # More blocks compute while others store.
     busy = max(times) + min(times) / (1 + tiling.blocks)

@@ -211,11 +211,13 @@ DGRAD: dict[str, tuple[Any, ...]] = {
     "videos": ((2, 3, 5, 9, 40), (3, 3, 2, 3, 3), 1, (1, 1, 1, 0, 1, 2)),
     "long windows": ((1, 1, 5, 7, 70), (4, 1, 3, 3, 10), 1, (1, 1, 4, 1, 1, 5)),
 }
+SPECTRUM = planes((32, 1, 160_000), (402, 1, 400), 160, 200)
+"""A layer with windows that are too long for TF32."""
 LARGE_PLANES = [
     planes((8, 1, 160_000), (512, 1, 10), 5),  # wav2vec2
     planes((8, 1, 64_000), (256, 1, 16), 8, bias=True, activation="relu"),  # Conv-TasNet
     planes((8, 1, 240_000), (32, 1, 7), 1, 3, dtype=BF16),  # SEANet
-    planes((32, 1, 160_000), (402, 1, 400), 160, 200),  # a spectrum
+    SPECTRUM,
     planes((64, 3, 224, 224), (64, 3, 7, 7), 2, 3),  # ResNet
     planes((8, 32, 65_536), (1, 32, 7), 1, 3, bias=True, activation="tanh"),  # HiFi-GAN's last
     planes((8, 1, 524_200), (512, 1, 3), 1, 1),  # nearly 2^31 outputs
@@ -228,10 +230,12 @@ PLANES = Family(
     offers=range(1, 5),
     layers=[
         *SIGNALS.values(),
+        *(replace(SIGNALS[name], dtype=FP32) for name in SIGNALS if name != "spectrum"),
         *(
             replace(planes(*shapes, dtype=dtype), op="dgrad")
-            for shapes in DGRAD.values()
-            for dtype in (FP16, BF16)
+            for name, shapes in DGRAD.items()
+            for dtype in (FP16, BF16, FP32)
+            if (name, dtype) != ("long windows", FP32)
         ),
     ],
     edges=[
@@ -240,23 +244,31 @@ PLANES = Family(
         planes((2, 3, 160), (7, 3, 3)),
         # Rows of the output begin anywhere.
         *(planes((2, 1, length), (9, 1, 3)) for length in range(130, 138)),
+        *(planes((2, 1, length), (9, 1, 3), dtype=FP32) for length in range(130, 134)),
         *(
             planes((2, 2, 3, length), (16, 2, 1, 2), 1, 1, residual=True, bias=True)
             for length in range(130, 138)
         ),
         *(planes((1, 2, 160), (8, 2, 3), 1, 1, alignment=(a, 2, 16)) for a in (2, 4, 8, 16)),
     ],
-    epilogues=[planes((1, 1, 143), (24, 1, 7), 2, 1, **fused) for fused in EPILOGUES],
+    epilogues=[
+        planes((1, 1, 143), (24, 1, 7), 2, 1, **{"dtype": dtype, **fused})
+        for fused in EPILOGUES
+        for dtype in (FP16, FP32)
+    ],
     few_blocks=[
         planes((3, 1, 2900), (16, 1, 9), 2),
         planes((3, 3, 21, 70), (32, 3, 3, 3), 1, 1),
         planes((2, 3, 9, 21, 70), (12, 3, 3, 3, 3), 1, 1, residual=True),
     ],
     blocks_and_tiles=_blocks_and_tiles,
-    spoilt=[SIGNALS[name] for name in ("resnet", "inception", "wav2vec2", "SEANet", "videos")],
+    spoilt=[
+        *(SIGNALS[name] for name in ("resnet", "inception", "wav2vec2", "SEANet", "videos")),
+        *(replace(SIGNALS[name], dtype=FP32) for name in ("wav2vec2", "videos")),
+    ],
     patterns=[planes((1, 3, 15, 39), (32, 3, 3, 3), 2)],
     not_computed=[
-        planes((2, 3, 160), (16, 3, 3), dtype=FP32),
+        planes((2, 3, 160), (16, 3, 3), dtype=FP32, allow_tf32=False),
         first_layer("fprop", (2, 3, 16, 40), (16, 3, 3, 3)),
         first_layer("fprop", *VOLUMES["causal"]),
         planes((2, 3, 160), (16, 3, 3), dilation=2),
@@ -266,14 +278,18 @@ PLANES = Family(
         planes((2, 6, 160), (16, 3, 3), groups=2),
         planes((2, 3, 17), (16, 3, 3)),
         planes((2, 1, 9000), (16, 1, 600), 8),
+        replace(SPECTRUM, dtype=FP32),
         planes((1, 2, 64), (8, 2, 1), 2**24, 2**29),
         first_layer("wgrad", (2, 3, 160), (16, 3, 3), **PLAIN),
         first_layer("dgrad", (2, 3, 160), (16, 3, 3), 2, **PLAIN),
         first_layer("dgrad", (2, 3, 160), (16, 3, 3), 1, 3, **PLAIN),
     ],
     large=LARGE_PLANES,
-    compiled=LARGE_PLANES,
-    draw=lambda choose: random_first_layer("fprop", choose, (FP16, BF16), **PLAIN),
+    compiled=[
+        *LARGE_PLANES,
+        *(replace(one, dtype=FP32) for one in LARGE_PLANES if one != SPECTRUM),
+    ],
+    draw=lambda choose: random_first_layer("fprop", choose, (FP16, BF16, FP32), **PLAIN),
     draws=8,
 )
 
