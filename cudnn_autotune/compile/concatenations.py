@@ -23,6 +23,7 @@ from cudnn_autotune.compile.inductor import MARKS, Mark
 from cudnn_autotune.engines.conv_layout import conv_memory_format
 from cudnn_autotune.engines.problem import DTYPES, MOST_ALIGNED, ConvProblem
 
+_aten = torch.ops.aten
 _cat = torch.ops.aten.cat.default
 _convolution = torch.ops.aten.convolution.default
 _fused = torch.ops.cudnn_autotune.conv_fused.default
@@ -209,6 +210,53 @@ def find_families(graph: Graph, *, channels_last: bool) -> list[Family]:
             found.append(family)
             taken.update(family.slices)
     return sorted(found, key=lambda family: order[family.concatenations[0]])
+
+
+def lay_out_volumes(graph: Graph) -> None:
+    """Puts concatenations of volumes into channels_last if a convolution reads them so.
+
+    Inductor writes a concatenation contiguously if a part of it is contiguous in memory, such as
+    the last frames of an earlier call, and copies it for the convolution. Here channels are the
+    parts' last dimension. One dimension more keeps Inductor from taking the frames for channels,
+    where a part has one frame.
+
+    Args:
+        graph: as of :func:`find_families`.
+    """
+    for cat in graph.find_nodes(op="call_function", target=_cat):
+        if cat.meta["val"].dim() == 5 and _is_read_in_channels_last(cat):
+            _lay_out_volume(graph, cat)
+
+
+def _is_read_in_channels_last(cat: Node) -> bool:
+    calls = (ConvolutionCall.reading(user) for user in cat.users)
+    return any(
+        one is not None
+        and one.input is cat
+        and conv_memory_format(cat.meta["val"], one.operands[1].meta["val"])
+        == torch.channels_last_3d
+        for one in calls
+    )
+
+
+def _lay_out_volume(graph: Graph, cat: Node) -> None:
+    given: Any = cat.args[0]
+    dim: Any = cat.args[1] if len(cat.args) > 1 else cat.kwargs.get("dim", 0)
+    mode = cat.meta["val"].fake_mode
+
+    def call(target: Any, *args: Any) -> Node:
+        node = graph.call_function(target, args)
+        with mode:
+            node.meta["val"] = target(*torch.fx.node.map_arg(args, lambda one: one.meta["val"]))
+        return node
+
+    with graph.inserting_before(cat):
+        last = [call(_aten.permute.default, part, [0, *range(2, 5), 1]) for part in given]
+        last = [call(_aten.unsqueeze.default, part, 0) for part in last]
+        joined = call(_cat, last, (1, 5, 2, 3, 4)[dim])
+        found = call(_aten.permute.default, call(_aten.squeeze.dim, joined, 0), [0, 4, 1, 2, 3])
+    cat.replace_all_uses_with(found)
+    graph.erase_node(cat)
 
 
 def _is_of_images(cat: Node) -> bool:

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from cudnn_autotune.compile.communication import communicates
-from cudnn_autotune.compile.concatenations import ConcatenationReport
+from cudnn_autotune.compile.concatenations import ConcatenationReport, lay_out_volumes
 from cudnn_autotune.compile.each_image import convolve_each_image
 from cudnn_autotune.compile.frozen_weights import FrozenWeights, weights_of, with_constants
 from cudnn_autotune.compile.gradients import start_gradients
@@ -293,6 +293,7 @@ class FusingCompiler:
         settle(graph.graph, foldings)
         if is_inference:
             self.concatenations = write_in_place(graph.graph, judge, channels_last=channels_last)
+            lay_out_volumes(graph.graph)
         graph.graph.lint()
         graph.recompile()
         with ExitStack() as stack:

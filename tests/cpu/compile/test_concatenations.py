@@ -422,6 +422,40 @@ def test_others_stay(reason: str) -> None:
     assert reports() == []
 
 
+class Streaming(nn.Module):
+    """A causal convolution behind a norm of channels: frames and the last two of an earlier call ->
+    its output, and the last two frames for the next call."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.dim, self.conv = dim, nn.Conv3d(32 if dim == 1 else 16, 16, 3, padding=(0, 1, 1))
+
+    def forward(self, x: Tensor, earlier: Tensor) -> tuple[Tensor, Tensor]:
+        x = F.silu(F.normalize(x, dim=1) * 4)
+        return self.conv(torch.cat([earlier, x], self.dim)), x[:, :, -2:].clone()
+
+
+@pytest.mark.parametrize(
+    ("dim", "frames"), [(2, 1), (2, 3), pytest.param(1, 3, marks=pytest.mark.slow)]
+)
+def test_frames_of_an_earlier_call_are_joined_in_the_layout_of_a_convolution(
+    dim: int, frames: int
+) -> None:
+    """The first call has them contiguous, as Inductor would join them then."""
+    model = Streaming(dim).to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
+    expected = copy.deepcopy(model).double()
+    x, earlier = (torch.randn(1, 16, t, 5, 4) for t in (frames, 3 if dim == 1 else 2))
+    with torch.no_grad():
+        run = torch.compile(model, backend="cudnn_autotune", options=OPTIONS)
+        outputs, codes = run_and_get_code(run, x, earlier)
+        for found, wanted in zip(outputs, expected(x.double(), earlier.double()), strict=True):
+            assert_close(found, wanted, TOLERANCES[torch.float32])
+    joined = torch.cat([earlier, x], dim)
+    sizes = rf"\({', '.join(map(str, joined.shape))}\), \({', '.join(map(str, joined.stride()))}\)"
+    assert "conv_fused" in codes[0]
+    assert not re.search(rf"empty_strided_cpu\({sizes}", codes[0]), "joined contiguously"
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_a_contiguous_model_has_pytorchs_strides(name: str) -> None:
     """Inductor lays its convolutions out in channels_last, and these read and write slices."""
