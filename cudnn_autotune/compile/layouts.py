@@ -49,7 +49,8 @@ _BY_STRIDES = {
 
 def favours_channels_last(graph: GraphModule, *, for_training: bool = False) -> bool:
     """Returns whether a graph of Dynamo is likely to be faster in channels_last, if Inductor keeps
-    its layout. It does so without 2-d convolutions, with grouped ones, and in any backward.
+    its layout: that of convolutions which are not 2-d, if most of the work is in these, of a graph
+    with grouped 2-d ones, and of any backward.
 
     Engines for half types compute in channels_last. Except for depthwise convolutions and few
     channels, they transpose contiguous tensors before and after.
@@ -58,7 +59,8 @@ def favours_channels_last(graph: GraphModule, *, for_training: bool = False) -> 
         for_training: whether the graph has a backward.
     """
     work = {True: 0.0, False: 0.0}
-    has_2d = has_groups = False
+    of_2d = 0.0
+    has_groups = False
     for node in graph.graph.nodes:
         if node.op != "call_function" or node.target not in CONVOLUTIONS:
             continue
@@ -70,14 +72,16 @@ def favours_channels_last(graph: GraphModule, *, for_training: bool = False) -> 
         if not all(isinstance(size, int) for size in sizes):
             return False
         groups = node.kwargs.get("groups", node.args[_GROUPS] if len(node.args) > _GROUPS else 1)
-        has_2d |= value.dim() == 4
         has_groups |= value.dim() == 4 and groups > 1 and value.shape[1] > 1
         is_half = output.dtype in _HALF_TYPES
         channels = output.shape[1] if output.dim() == value.dim() else 0
         suits = is_half and min(channels, *value.shape[:2]) >= _FEW_CHANNELS
         suits &= not (for_training and _is_channels_last(value))
-        work[suits] += output.numel() * value.numel() / max(1, channels)
-    return (for_training or has_groups or not has_2d) and work[True] > work[False]
+        numbers = output.numel() * value.numel() / max(1, channels)
+        work[suits] += numbers
+        of_2d += numbers if value.dim() == 4 else 0
+    is_kept = for_training or has_groups or of_2d < sum(work.values()) / 2
+    return is_kept and work[True] > work[False]
 
 
 def _is_channels_last(weight: Tensor) -> bool:

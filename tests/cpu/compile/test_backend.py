@@ -733,6 +733,30 @@ class TestLayout:
             compiled(nn.Sequential(model, nn.ReLU()))(input)
         assert found == [favoured]
 
+    @pytest.mark.parametrize("taps", [1, 3])
+    def test_frames_convolved_one_by_one_leave_the_layout_to_volumes(
+        self, taps: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Inductor lays out 2-d convolutions only. A decoder of videos has some for upsampling."""
+
+        class Frames(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.volumes = nn.Conv3d(32, 32, taps, padding=taps // 2)
+                self.images = nn.Conv2d(32, 32, 3, padding=1)
+
+            def forward(self, x: Tensor) -> Tensor:
+                frames = self.volumes(x).transpose(1, 2)
+                return self.images(frames.flatten(0, 1)).relu()
+
+        formats = formats_of_groups(monkeypatch)
+        model, input = Frames().to(torch.bfloat16).eval(), torch.randn(1, 32, 3, 4, 5)
+        with torch.no_grad():
+            output = compiled(model)(input.to(torch.bfloat16))
+            expected = model.double()(input.to(torch.bfloat16).double())
+        assert_close(output, expected, 3 * TOLERANCES[torch.bfloat16])
+        assert (torch.channels_last_3d in formats) == (taps == 3)
+
     def test_a_graph_that_cannot_be_laid_out_stays_as_it_is(self) -> None:
         class Viewed(nn.Sequential):
             def forward(self, x: Tensor) -> Any:
