@@ -1,15 +1,16 @@
 #!/usr/bin/env python
 """How fast are whole models with our convolutions, next to PyTorch's, eager and compiled?
 
-A case is a model, a step (inference in float16; training in bfloat16 by autocast, forward and
+A case is a model, a step (inference in a half type; training in bfloat16 by autocast, forward and
 backward; "optimize": then fused SGD with momentum), a layout of the model and its inputs, and a
 batch. The ways to run it take turns in one process: their steps are captured in CUDA graphs by
 `torch.cuda.graph`, and replayed block by block, ABBA in random order. A step that cannot be
 captured is called instead, and marked.
 
 PyTorch's   eager; compile: `torch.compile`; compile_frozen: with Inductor's freezing; compile_max:
-            with max-autotune-no-cudagraphs; compile_mended: with a fault corrected that some
-            versions of Inductor have in training (`models/inductor_layout.py`), else left out
+            with max-autotune-no-cudagraphs; eager_last, compile_last: channels_last, whatever the
+            case's layout; compile_mended: with a fault corrected that some versions of
+            Inductor have in training (`models/inductor_layout.py`), else left out
 ours        convert: `cudnn_autotune.convert(norms=False)` in eager, convert_last: to channels_last,
             convert_auto: with `memory_format="auto"` and this package's norms, convert_engines:
             without what computes convolutions beside cuDNN's engines, convert_race, convert_online
@@ -17,8 +18,8 @@ ours        convert: `cudnn_autotune.convert(norms=False)` in eager, convert_las
             convert_norms: with this package's norms too, convert_last_norms: both in channels_last;
             backend: `torch.compile(backend="cudnn_autotune")` in its own form, backend_no_norms:
             with PyTorch's batch norms in training, backend_frozen: with frozen weights,
-            backend_compare: in the faster of the first and Inductor's (in training, of the first
-            and backend_no_norms), backend_auto: in the other layout too;
+            backend_last: channels_last, backend_compare: in the faster of the first and Inductor's
+            (in training, of the first and backend_no_norms), backend_auto: in the other layout too;
             compile_ours: `torch.compile` of a converted model
 
 PyTorch keeps what `cudnn.benchmark` found for as long as a process lives, so each of its modes has
@@ -37,6 +38,15 @@ What takes longest is tuning, so few batches and one of PyTorch's modes are the 
 
     python benchmarks/models --models resnet50,densenet121 --steps infer --batches largest \\
         --pytorch pytorch_on_10 --at-once 2 --time-limit 380 --json few.json
+
+Decoders of images and videos are classes of diffusers with random weights: `wan_decode`, and
+`encode` for the encoder, and `wan_decode_tiled`; likewise sd, flux, qwen, ltx, cogvideox, hunyuan.
+Compiled ways compile the part that the class calls for each tile and each group of frames. Each
+size of a tile, and each state of a cache of frames, is a graph: time is best limited for each way.
+
+    python benchmarks/models --models wan_decode --steps infer --dtype bfloat16 --rounds 6 \\
+        --layouts contiguous --ways eager,eager_last,convert_last,compile,backend \\
+        --pytorch pytorch_on_10 --way-limit 100 --turns-s 40 --time-limit 480 --json wan.json
 
 benchmarks/README.md says how to split a run over two GPUs.
 """
@@ -72,7 +82,10 @@ from models.cases import (
 )
 
 # The options that are passed to the workers.
-ASKED = ("device", "sampling", "rounds", "block_ms", "settle_s", "kernels")
+ASKED = (
+    *("device", "sampling", "rounds", "block_ms", "settle_s", "kernels"),
+    *("dtype", "way_limit", "turns_s"),
+)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -81,7 +94,7 @@ def parser() -> argparse.ArgumentParser:
         "--models",
         default=",".join(MODELS),
         help="of this script, of torchvision, or else of timm; timm:NAME is timm's, and timm "
-        "stands for twenty of them; %(default)s",
+        "stands for twenty of them, decoders for those of diffusers; %(default)s",
     )
     p.add_argument(
         "--part",
@@ -98,6 +111,12 @@ def parser() -> argparse.ArgumentParser:
         "--ways", default=",".join(DEFAULT), help="%(default)s; of: " + ",".join(CAN_RUN)
     )
     p.add_argument("--pytorch", default=",".join(PYTORCH), help="of: %(default)s")
+    p.add_argument(
+        "--dtype",
+        choices=("float16", "bfloat16"),
+        default="float16",
+        help="of inference; %(default)s",
+    )
     p.add_argument("--sampling", choices=OUR_MODES, default="race", help="ours; %(default)s")
     p.add_argument("--rounds", type=int, default=20, help="blocks of each way; %(default)s")
     p.add_argument("--block-ms", type=float, default=20, help="length of a block; %(default)s")
@@ -110,6 +129,18 @@ def parser() -> argparse.ArgumentParser:
         "--store",
         type=Path,
         help="a folder that keeps choices for later runs; runs that share it share one GPU",
+    )
+    p.add_argument(
+        "--way-limit",
+        type=float,
+        default=900,
+        help="seconds of each way's first step; %(default)s",
+    )
+    p.add_argument(
+        "--turns-s",
+        type=float,
+        default=15,
+        help="of a process, kept for capturing, turns and comparing; %(default)s",
     )
     p.add_argument("--process-limit", type=float, default=900, help="seconds; %(default)s")
     p.add_argument("--time-limit", type=float, default=3000, help="seconds for all; %(default)s")

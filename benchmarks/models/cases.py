@@ -14,6 +14,8 @@ class Model:
     inputs: tuple[tuple[int, ...], ...] = ((3, 224, 224),)
     infer: tuple[int, ...] = (1, 64)
     train: tuple[int, ...] = (64,)
+    tiny: tuple[tuple[int, ...], ...] = ()
+    """The shapes in a dry run; if there are none, each side is a tenth of the real one."""
 
 
 # Models of torchvision or timm; the last 23 are those of networks.py.
@@ -75,7 +77,27 @@ _SIDES = {
 TIMM = {
     TIMM_PREFIX + name: Model(((3, side, side),), (256,), (128,)) for name, side in _SIDES.items()
 }
-SETS = {"timm": tuple(TIMM)}
+# Autoencoder of decoders.py -> shapes of its latents and of what it decodes, and tiny ones.
+_CODED = {
+    "sd": ((4, 128, 128), (3, 1024, 1024), (4, 16, 16), (3, 32, 32)),
+    "flux": ((16, 128, 128), (3, 1024, 1024), (16, 16, 16), (3, 32, 32)),
+    "qwen": ((16, 1, 128, 128), (3, 1, 1024, 1024), (4, 1, 6, 4), (3, 1, 48, 32)),
+    "wan": ((16, 6, 60, 104), (3, 21, 480, 832), (4, 3, 6, 4), (3, 9, 48, 32)),
+    "ltx": ((128, 4, 16, 22), (3, 25, 512, 704), (8, 2, 2, 2), (3, 9, 64, 64)),
+    "cogvideox": ((16, 5, 60, 90), (3, 17, 480, 720), (4, 5, 6, 4), (3, 17, 48, 32)),
+    "hunyuan": ((16, 3, 40, 64), (3, 9, 320, 512), (4, 3, 6, 4), (3, 9, 48, 32)),
+}
+DECODERS = {
+    f"{name}_{direction}{tiled}": Model((shape,), (1,), (), (tiny,))
+    for name, (latents, sample, tiny_latents, tiny_sample) in _CODED.items()
+    for direction, shape, tiny in (
+        ("decode", latents, tiny_latents),
+        ("encode", sample, tiny_sample),
+    )
+    for tiled in ("", "_tiled")
+}
+"""Autoencoders of diffusers, decoding or encoding, whole or in tiles."""
+SETS = {"timm": tuple(TIMM), "decoders": tuple(DECODERS)}
 """Names that stand for several models."""
 # Step -> what it is called in a table.
 STEPS = {"infer": "inference", "train": "training", "optimize": "training with SGD"}
@@ -111,7 +133,7 @@ class Case:
 
 def model_of(name: str) -> Model:
     """Returns the shapes and batches of a model; of one that is not listed those of a ResNet."""
-    return MODELS.get(name) or TIMM.get(name) or Model()
+    return MODELS.get(name) or TIMM.get(name) or DECODERS.get(name) or Model()
 
 
 def part_of(models: Sequence[str], part: tuple[int, int]) -> list[str]:
@@ -155,7 +177,7 @@ class Way:
     """``"convert"``: ``cudnn_autotune.convert`` is called on the model first. ``"fuse"`` was a
     function of earlier versions."""
     memory_format: Literal["", "auto", "channels_last"] = ""
-    """What ``convert`` gets; else the layout stays."""
+    """What ``convert`` gets, or the layout of the weights without it; else that of the case."""
     sampling: str = ""
     """What ``convert`` gets; else the run's."""
     norms: bool = False
@@ -181,7 +203,9 @@ SETTLING = 500
 _BACKEND = {"backend": "cudnn_autotune"}
 WAYS = {
     "eager": Way("eager"),
+    "eager_last": Way("eager, channels_last", memory_format="channels_last"),
     "compile": Way("compile", compile={}),
+    "compile_last": Way("compile, channels_last", memory_format="channels_last", compile={}),
     # The option makes it another backend for Dynamo, which would run the code of compile else.
     "compile_frozen": Way(
         "compile, frozen", compile={"options": {"freezing": True}}, freezing=True, trains=False
@@ -210,6 +234,11 @@ WAYS = {
     "convert_auto": Way("convert, layout auto", "convert", "auto", norms=True),
     "fuse": Way("fuse", "fuse", trains=False),  # in older records
     "backend": Way("backend", compile=_BACKEND | {"options": {"compare": False}}),
+    "backend_last": Way(
+        "backend, channels_last",
+        memory_format="channels_last",
+        compile=_BACKEND | {"options": {"compare": False}},
+    ),
     "backend_no_norms": Way(
         "backend, PyTorch's norms",
         compile=_BACKEND | {"options": {"compare": False, "norms": "never"}},

@@ -28,8 +28,8 @@ Part = dict[str, Any]
 
 # A way's relative error may be this many times that of PyTorch's layers, and this much more.
 TIMES, MORE = 2.0, 1e-3
-# The seconds that are kept for capturing, turns and the comparison of a batch.
-_TURNS_S = 15.0
+# Graphs of one code: those of all ways, and of a decoder's frames and tiles of several sizes.
+_GRAPHS = 16 * len(WAYS)
 _NAME = 120  # characters of a kernel's name that are kept
 
 
@@ -41,14 +41,15 @@ def measure(request: dict[str, Any]) -> Iterator[Part]:
     if engines_alone.NAME not in sampling.names():
         sampling.register(engines_alone.EnginesAlone(sampling.get(request["sampling"])))
     ca.set_store(request["store"], mode="read_write")
-    end = time.monotonic() + request["limit_s"] - _TURNS_S
+    end = time.monotonic() + request["limit_s"] - request["turns_s"]
     lock = GpuLock(request["lock"])
     with lock.shared():
         subject = _begun(request, lock)
         for batch in sorted(request["batches"], reverse=True):
             torch._dynamo.reset()
             # Each way is a program of its own of the same code.
-            torch._dynamo.config.recompile_limit = 2 * len(WAYS)
+            torch._dynamo.config.recompile_limit = _GRAPHS
+            torch._dynamo.config.accumulated_recompile_limit = _GRAPHS
             try:
                 for part in _measured(subject, batch, request, lock, end):
                     yield {"batch": batch, **part}
@@ -67,7 +68,7 @@ def _measured(
             yield {"part": "left_out", "way": name, "reason": reason}
             continue
         try:
-            with until(end):
+            with until(min(end, time.monotonic() + request["way_limit"])):
                 step, part = _first_step(subject, name, batch, lock)
         except TimeIsUpError:
             lock.acquire()  # it may have been waiting for just that
@@ -138,7 +139,9 @@ def _begun(request: dict[str, Any], lock: GpuLock) -> Subject:
     if request["device"] == "cuda":
         # All on the stream that is captured: autograd's nodes remember theirs.
         torch.cuda.set_stream(torch.cuda.Stream())
-    subject = Subject(Case(**request["case"]), max(request["batches"]), request["device"])
+    dtype = getattr(torch, request["dtype"])
+    case, batch = Case(**request["case"]), max(request["batches"])
+    subject = Subject(case, batch, request["device"], dtype)
     if any(WAYS[name].compile is not None for name in request["ways"]):
         x = torch.randn(1, 3, 8, 8).to(subject.inputs[0])
         with torch.no_grad(), lock.lent_while_compiling():
@@ -154,7 +157,7 @@ def _first_step(subject: Subject, name: str, batch: int, lock: GpuLock) -> tuple
     from torch._inductor.utils import fresh_cache
 
     way = WAYS[name]
-    graphs = counters["stats"]["unique_graphs"]
+    graphs, known = counters["stats"]["unique_graphs"], len(ca.compilations())
     synchronize(subject.device)
     begin = time.perf_counter() - lock.waited_s
     may_lend = (
@@ -171,6 +174,8 @@ def _first_step(subject: Subject, name: str, batch: int, lock: GpuLock) -> tuple
     part: Part = {"part": "way", "way": name, "first_step_s": numbers.significant(took_s, 4)}
     if way.compile is not None:
         part["graphs"] = counters["stats"]["unique_graphs"] - graphs
+        if programs := ca.compilations()[known:]:
+            part["programs"] = [_told(one) for one in programs]
     if way.settles:
         part |= _settled(step, subject.device)
     if way.is_ours:
@@ -178,6 +183,12 @@ def _first_step(subject: Subject, name: str, batch: int, lock: GpuLock) -> tuple
     if step.layout:
         part["layout"] = step.layout
     return step, part
+
+
+def _told(program: ca.Compilation) -> str:
+    """A graph of the backend: which program runs, its fused groups, and what is noted."""
+    text = f"{program.chosen}, {len(program.fused)} of {len(program.groups)} groups fused"
+    return f"{text}: {program.note}"[:300] if program.note else text
 
 
 def _settled(step: Step, device: str) -> Part:

@@ -210,9 +210,10 @@ def _steps(data: dict[str, Any], found: list[Row]) -> Table:
             *(WAYS[way].label for way in ours),
             *map(_against, ours),
         ],
-        note="Inference in float16, training (forward and backward) in bfloat16 by autocast. CUDA "
-        f"graphs of whole steps in turns, {asked['rounds']} blocks of {asked['block_ms']:.0f} ms "
-        f"each; medians. Ratios are medians of those of the blocks of one round, with quartiles "
+        note=f"Inference in {asked.get('dtype', 'float16')}, training (forward and backward) in "
+        "bfloat16 by autocast. CUDA graphs of whole steps in turns, "
+        f"{asked['rounds']} blocks of {asked['block_ms']:.0f} ms each; medians. Ratios are medians "
+        "of those of the blocks of one round, with quartiles "
         f"where these are more than 1 % away. Ours by {asked['sampling']}. Times of other "
         "processes, as of PyTorch's other modes, are brought to the first one's by what a way took "
         "in both. *: plain calls, since no graph was captured."

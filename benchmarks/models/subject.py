@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,9 +13,11 @@ from torch import Tensor, nn
 
 import cudnn_autotune as ca
 from cudnn_autotune.comparing.ways import calibrate
+from cudnn_autotune.engines.conv_layout import laid_out
+from cudnn_autotune.models import memory_format as layouts
 
 from . import networks
-from .cases import Case, Way, model_of
+from .cases import DECODERS, Case, Way, model_of
 
 _WARM_UPS = 3
 _LEARNING_RATE = 1e-6
@@ -24,42 +27,48 @@ _LEARNING_RATE = 1e-6
 class Subject:
     """A model with random weights and the inputs of a batch of random data, on the device.
 
-    On a GPU an inference step is in float16, and a training step runs in bfloat16 by autocast on
-    weights in float32. A dry run on a CPU is in float32, on a tiny model.
+    On a GPU an inference step is in a half type, and a training step runs in bfloat16 by autocast
+    on weights in float32. A dry run on a CPU is in float32, on a tiny model.
 
     Args:
         batch: the largest that is measured.
+        dtype: of inference on a GPU.
     """
 
-    def __init__(self, case: Case, batch: int, device: str) -> None:
+    def __init__(
+        self, case: Case, batch: int, device: str, dtype: torch.dtype = torch.float16
+    ) -> None:
         torch.manual_seed(0)
         self.case, self.device = case, device
         is_tiny = device == "cpu"
         if case.model in networks.NETWORKS:
             with torch.device(device):
                 model = networks.NETWORKS[case.model][is_tiny]()
+        elif case.model in DECODERS:
+            from . import decoders  # it needs diffusers
+
+            with torch.device(device):
+                model = decoders.create(case.model, is_tiny)
         else:
             model = create(case.model, device)
-        shapes = model_of(case.model).inputs
+        known = model_of(case.model)
+        shapes = known.inputs
         if is_tiny:
-            shapes = tuple(
+            shapes = known.tiny or tuple(
                 (s[0], *(max(1, side // 10) for side in s[1:])) if s else s for s in shapes
             )
         _leave_nothing_to_chance(model)
         inputs = [torch.randn(batch, *shape, device=device) for shape in shapes]
-        dtype = torch.float32
         if not case.is_training:
             calibrate(model, inputs)
-            dtype = torch.float16 if device == "cuda" else torch.float32
-        layout: Any = {"memory_format": torch.contiguous_format}
-        if case.layout == "channels_last":
-            is_3d = inputs[0].dim() == 5
-            layout["memory_format"] = torch.channels_last_3d if is_3d else torch.channels_last
-        model = model.to(dtype=dtype, **layout)
-        self.model = model.train(case.is_training)
+        if case.is_training or device == "cpu":
+            dtype = torch.float32
+        self.model = model.to(dtype).train(case.is_training)
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
-        inputs = [x.to(dtype) for x in inputs]
-        self.inputs = [inputs[0].contiguous(**layout), *inputs[1:]]
+        self.inputs = [x.to(dtype) for x in inputs]
+        if case.layout == "channels_last":
+            layouts.apply(self.model, torch.channels_last)
+            self.inputs[0] = laid_out(self.inputs[0], torch.channels_last)
 
     def step(self, way: Way, batch: int) -> Step:
         """The step, to be run in this way; nothing is compiled yet."""
@@ -77,9 +86,13 @@ class Subject:
                 given = formats[way.memory_format] | {"norms": way.norms}
                 ca.convert(model, sampling=way.sampling or None, **given)
             layout = str(ca.conversion(model).memory_format or "")
+        elif way.memory_format == "channels_last":
+            layouts.apply(model, torch.channels_last)
         if way.compile is not None:
             # dynamic=False: another module of the same class is not a graph of unknown sizes.
-            run = torch.compile(model, dynamic=False, **way.compile)
+            compiled = partial(torch.compile, dynamic=False, **way.compile)
+            # A decoder compiles what it calls for each tile and each frame.
+            run = model.compiled(compiled) if hasattr(model, "compiled") else compiled(model)
         return Step(self, model, run, inputs, self.autocast(), layout)
 
     def autocast(self, enabled: bool = True) -> torch.autocast:

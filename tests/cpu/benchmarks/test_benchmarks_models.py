@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from models import cases, inductor_layout, measure
 from models import subject as subjects
-from models.cases import MODELS, Case
+from models.cases import DECODERS, MODELS, Case
 from models.cases import WAYS as KNOWN
 from models.gpu_lock import GpuLock
 from models.networks import NETWORKS as KNOWN_NETWORKS
@@ -107,7 +108,7 @@ def request_for(tmp_path: Path) -> dict[str, Any]:
     """What a worker is asked: eager steps of a miniature, in two batches."""
     case = {"model": "any", "step": "infer", "layout": "contiguous"}
     asked = {"case": case, "batches": [1, 2], "ways": ["eager", "convert"], "device": "cpu"}
-    asked["limit_s"] = 1000.0
+    asked |= {"limit_s": 1000.0, "way_limit": 900.0, "turns_s": 15.0, "dtype": "float16"}
     asked |= {"pytorch": "pytorch_off", "sampling": "race", "store": str(tmp_path)}
     return asked | {
         "lock": str(tmp_path / "lock"),
@@ -201,6 +202,59 @@ def test_a_way_that_fails_is_named_and_the_others_are_measured(
     assert [part["part"] for part in parts[:4]] == ["way", "failed", "turns", "compared"]
     assert parts[1]["error"] == "RuntimeError: no such convolution"
     assert list(parts[2]["times_ms"]) == ["eager"]
+
+
+def measured_decoder(name: str, request: dict[str, Any], *ways: str) -> dict[str, Any]:
+    """What is measured of a tiny autoencoder, by part; none may fail."""
+    pytest.importorskip("diffusers")
+    case = {**request["case"], "model": name}
+    asked = request | {"case": case, "batches": [1], "ways": list(ways)}
+    parts = list(measure.measure(asked))
+    assert [part["part"] for part in parts] == ["way"] * len(ways) + ["turns", "compared"]
+    assert list(parts[-2]["times_ms"]) == list(ways)
+    for way in parts[-1]["ways"].values():
+        assert way["outputs"] < 1e-5
+        assert not way.get("beyond")
+    return parts[0]
+
+
+EAGER = ("eager", "eager_last", "convert", "convert_last")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "qwen_encode_tiled",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in DECODERS if n != "qwen_encode_tiled"),
+    ],
+)
+def test_decoders_and_encoders_in_eager_ways(name: str, request_for: dict[str, Any]) -> None:
+    measured_decoder(name, request_for, *EAGER)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "graphs"),
+    [
+        *(("sd_decode", 1), ("sd_decode_tiled", 4), ("flux_encode", 1), ("qwen_decode", 1)),
+        *(("wan_decode", 3), ("ltx_decode", 1), ("cogvideox_decode", 2), ("hunyuan_encode", 1)),
+    ],
+)
+def test_decoders_are_compiled_for_each_size_of_a_tile_and_state_of_a_cache(
+    name: str, graphs: int, request_for: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compile_fx, "compile_fx", lambda graph, *_, **__: graph.forward)
+    way = "backend_last" if name.startswith("wan") else "compile"
+    assert measured_decoder(name, request_for, way)["graphs"] == graphs
+
+
+def test_a_way_has_its_own_limit_of_time(
+    request_for: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ca, "convert", lambda *_, **__: time.sleep(60))
+    parts = list(measure.measure(request_for | {"batches": [2], "way_limit": 1.0}))
+    assert [part["part"] for part in parts] == ["way", "failed", "turns", "compared"]
+    assert parts[1]["error"] == "no time was left for it"
 
 
 def test_a_round_and_the_next_are_mirror_images() -> None:
