@@ -51,7 +51,9 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_what_a_contributor_is_told_to_open_is_there() -> None:
     named = re.findall(r"(?<![\w/.-])((?:[\w-]+/)+[\w.-]*)", CONTRIBUTING.read_text())
     assert len(named) > 20
-    assert [name for name in named if not (ROOT / name).exists()] == []
+    # A command writes what is below build/.
+    kept = [name for name in named if not name.startswith("build/")]
+    assert [name for name in kept if not (ROOT / name).exists()] == []
 
 
 def test_the_readme_is_short() -> None:
