@@ -26,8 +26,8 @@ constexpr int GROUPS = TILE_P * GROUPS_Q;
 constexpr bool IS_ODD = PAIR == 2 && (STRIDE_W % 2 == 1 || LEFT % 2 == 1);
 constexpr int VECTOR = 16 / sizeof(ELEMENT);
 constexpr int STAGE_PITCH = (TILE_Q + 63) / 64 * 64 + 8;
-constexpr int STAGE_ROWS = TILE_P * BLOCK_CHANNELS;
-constexpr int ROW_LANES = TILE_Q < 256 ? 16 : 32;  // lanes that store a row together
+constexpr int STAGE_ROWS = TILE_P * STAGE_CHANNELS;  // of the channels that there are
+constexpr int ROW_LANES = TILE_Q < 256 ? 16 : 32;    // lanes that store a row together
 
 static_assert(CHANNELS == 1 && LEADS == 0 && TILE_Q % (8 * N_TILES) == 0 && PITCH % 8 == 0, "");
 static_assert(PITCH >= LEFT + STRIDE_W * (TILE_Q - 1) + PAIR * (ROW_PAIRS + IS_ODD), "");
@@ -118,7 +118,7 @@ __device__ __forceinline__ void store(ELEMENT* __restrict__ y, const ELEMENT* st
   const int rows = min(TILE_P, shape.p - tile.p), count = min(TILE_Q, shape.q - tile.q);
 #pragma unroll 1
   for (int row = 0; row < rows; ++row) {
-    const ELEMENT* from = stage + (row * BLOCK_CHANNELS + first) * STAGE_PITCH;
+    const ELEMENT* from = stage + (row * STAGE_CHANNELS + first) * STAGE_PITCH;
     unsigned begin = output_begin(first_channel + first, tile, shape) + row * shape.q;
 #pragma unroll 2
     for (int channel = first; channel < channels; channel += step) {
@@ -242,10 +242,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           const int channel = stage_channel + 16 * m + 8 * h;
+          if (STAGE_CHANNELS < BLOCK_CHANNELS && channel >= STAGE_CHANNELS) continue;
           const unsigned begin = begins[m][h] + row * q;
-          // A channel that there is not has some place in the stage, too.
           ELEMENT* const place =
-              stage + (row * BLOCK_CHANNELS + channel) * STAGE_PITCH + begin % VECTOR;
+              stage + (row * STAGE_CHANNELS + channel) * STAGE_PITCH + begin % VECTOR;
 #if HAS_RESIDUAL
           const int count = first_channel + channel < channels && tile.p + row < p ? q - tile.q : 0;
 #endif

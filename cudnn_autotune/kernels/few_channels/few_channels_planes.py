@@ -17,8 +17,8 @@ from cudnn_autotune.kernels.sources import source, version_of
 _SOURCES = ("few_channels_rows.cuh", "few_channels_pairs.cuh", "few_channels_planes.cu")
 _WARPS = 8
 _MOST_ROWS = 16
-_MOST_PIXELS = 512
-"""Output pixels of a tile."""
+_MOST_PIXELS, _MOST_PIXELS_3D = 512, 1024
+"""Output pixels of a tile. In 3-d a smaller tile copies much more than it computes with."""
 _LEAST_COLUMNS = 16
 """Least columns of an output for vectors along rows."""
 _MOST_BLOCKS = 4
@@ -92,9 +92,13 @@ class _Geometry(Rows):
         height = (rows - 1) * self.stride[1] + self.kernel[1]
         return self.planes * height * self.tile_pitch(columns) * self.problem.dtype.itemsize
 
+    def staged(self, tiling: _Tiling) -> int:
+        """Returns the output channels of a block, of those that there are in the first one."""
+        return min(tiling.channels, self.problem.output_shape[1])
+
     def shared_bytes(self, tiling: _Tiling) -> int:
         stage_pitch = -(-tiling.columns // 64) * 64 + 8
-        stage = tiling.rows * tiling.channels * stage_pitch * self.problem.dtype.itemsize
+        stage = tiling.rows * self.staged(tiling) * stage_pitch * self.problem.dtype.itemsize
         return 2 * self.tile_bytes(tiling.rows, tiling.columns) + stage
 
 
@@ -140,6 +144,7 @@ class FewChannelsPlanes(KernelFamily[_Tiling]):
             "WARPS_Q": _WARPS // tiling.warps_c,
             "BLOCKS": tiling.blocks,
             "SHARED_BYTES": geometry.shared_bytes(tiling),
+            "STAGE_CHANNELS": geometry.staged(tiling),
             "HAS_WHOLE_ROWS": int(q * problem.dtype.itemsize % 16 == 0),
             "HAS_ODD_ROWS": q % 2,
             "IS_TURNED": int(problem.op == "dgrad"),
@@ -194,6 +199,7 @@ def _tilings(geometry: _Geometry, gpu: Gpu) -> Iterator[_Tiling]:
     problem = geometry.problem
     k = problem.output_shape[1]
     _, p, q = geometry.output
+    most_pixels = _MOST_PIXELS_3D if problem.spatial_dims == 3 else _MOST_PIXELS
     for m_tiles, warps_c, n_tiles in product((1, 2, 4), (1, 2, 4), (1, 2, 4)):
         weights = 2 * geometry.registers * m_tiles
         registers = weights + 4 * m_tiles * n_tiles + _OTHER_REGISTERS + 2 * m_tiles * problem.bias
@@ -205,7 +211,7 @@ def _tilings(geometry: _Geometry, gpu: Gpu) -> Iterator[_Tiling]:
             parts = -(-q // most_columns)
             columns = -(-q // (parts * 8 * n_tiles)) * 8 * n_tiles
             for rows in range(1, min(p, _MOST_ROWS) + 1):
-                if rows > 1 and rows * columns > _MOST_PIXELS:
+                if rows > 1 and rows * columns > most_pixels:
                     break
                 tiling = _Tiling(rows, columns, warps_c, m_tiles, n_tiles, 0)
                 shared = geometry.shared_bytes(tiling)
@@ -220,15 +226,16 @@ def _clocks(geometry: _Geometry, tiling: _Tiling, gpu: Gpu) -> float:
     pixels, q = tiling.rows * tiling.columns, geometry.output[2]
     # For eight pixels, a warp issues products and their loads, stages sums, and more.
     products = geometry.registers * (tiling.m_tiles / 2 + 2 + 1.5 * geometry.is_odd)
-    staging = tiling.m_tiles * (12 if q % 2 else 8)
+    channels = geometry.staged(tiling)
+    staged = min(tiling.m_tiles, -(-channels // 8) / 2)  # sixteens of a warp
+    staging = staged * (12 if q % 2 else 8)
     computing = pixels // 8 * tiling.warps_c * (products + staging + 25 / tiling.n_tiles)
     # It issues these for a row, or for two.
     lanes = 16 if tiling.columns < 256 else 32
     of_rows = 12 * -(-tiling.columns // (8 * lanes)) + (28 if q % 8 else 10)
-    storing = tiling.rows * tiling.channels * lanes / 32 * of_rows
+    storing = tiling.rows * channels * lanes / 32 * of_rows
     instructions = computing + storing + _INSTRUCTIONS_OF_A_TILE
     # Blocks of other channels read the same image, from the L2 cache.
-    channels = min(tiling.channels, geometry.problem.output_shape[1])
     image = geometry.tile_bytes(tiling.rows, tiling.columns) / blocks_y
     moved = geometry.problem.dtype.itemsize * pixels * channels + image
     times = (instructions / _INSTRUCTIONS_OF_A_CLOCK, moved / _BYTES_OF_A_CLOCK)
