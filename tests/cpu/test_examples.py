@@ -89,6 +89,16 @@ def test_timm_tells_the_layout_from_the_engines(run, monkeypatch: pytest.MonkeyP
     assert "on a CPU this package runs PyTorch's convolutions" in text
 
 
+@pytest.mark.slow
+def test_decoding_of_videos(run) -> None:
+    pytest.importorskip("diffusers", reason="diffusers is not installed")
+    text = run("decode_videos", "tune", "--tiny", "--device", "cpu")
+    assert "55 served by cudnn_autotune, 0 by PyTorch" in text
+    text = run("decode_videos", "serve", "--tiny", "--device", "cpu", "--requests", "2")
+    assert text.count("5 frames in ") == 2
+    assert float(re.search(r"differ from PyTorch's by (\S+)", text)[1]) < 1e-6
+
+
 def test_lightning(run) -> None:
     pytest.importorskip("lightning", reason="lightning is not installed")
     text = run("train_lightning", *TINY, "--accelerator", "cpu", "--channels", "4")
