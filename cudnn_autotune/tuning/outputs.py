@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +23,9 @@ _MOST_ALLOWED = 0.5
 # A gradient may be nothing but noise, as that of a bias before a norm. Such a one tells nothing.
 _MOST_NOISE = 0.5
 
+# Of so many numbers the noise is known well enough. Gradients of fewer are joined.
+_LEAST_NUMBERS = 64
+
 
 def difference(
     expected: Sequence[Tensor],
@@ -35,7 +39,8 @@ def difference(
     Rounding explains the tolerance of the output's dtype and twice the noise, at most 0.5. The
     noise is the relative change of the reference's output when its inputs change in their last
     place. It is measured only if the tolerance alone does not suffice. Gradients have no such
-    limit, but one with more noise than 0.5 is not compared.
+    limit, but one with more noise than 0.5 is not compared. Those of fewer than 64 numbers are
+    compared as one.
 
     Only floating-point outputs are compared by value: the index of the largest of equal values may
     differ.
@@ -52,24 +57,31 @@ def difference(
     """
     if (text := _mismatch(expected, actual)) is not None:
         return text
-    noises: list[float] | None = None
+    compared = [i for i, one in enumerate(expected) if one.dtype in TOLERANCES]
     outputs = len(expected) - gradients
-    for index, (one, other) in enumerate(zip(expected, actual, strict=True)):
-        if one.dtype not in TOLERANCES:
-            continue
-        is_output = index < outputs
-        name = f"output {index}" if is_output else f"gradient {index - outputs}"
-        if not torch.equal(torch.isfinite(one), torch.isfinite(other)):
-            return f"{name} is not finite in other places"
-        tolerance = TOLERANCES[one.dtype].program
-        error = _relative_error(one, other)
-        if error <= tolerance:
+    names = {i: f"output {i}" if i < outputs else f"gradient {i - outputs}" for i in compared}
+    for i in compared:
+        if not torch.equal(torch.isfinite(expected[i]), torch.isfinite(actual[i])):
+            return f"{names[i]} is not finite in other places"
+    errors = {i: _relative_error(expected[i], actual[i]) for i in compared}
+    few = [i for i in compared if i >= outputs and expected[i].numel() < _LEAST_NUMBERS]
+    parts = [(names[i], [i]) for i in compared if i not in few]
+    if few:
+        parts.append(("the rest of the gradients", few))
+    noises: list[float] | None = None
+    for name, places in parts:
+        tolerance = max(TOLERANCES[expected[i].dtype].program for i in places)
+        sizes = {i: expected[i].numel() for i in places}
+        if _joint(errors, sizes) <= tolerance:
             continue
         if noises is None:
             noises = _noises(expected, reference, inputs)
-        noise = noises[index]
-        if not is_output and noise > _MOST_NOISE:
-            continue
+        is_output = places[0] < outputs
+        if not is_output:
+            sizes = {i: size for i, size in sizes.items() if noises[i] <= _MOST_NOISE}
+            if sum(sizes.values()) < _LEAST_NUMBERS:
+                continue
+        noise, error = _joint(noises, sizes), _joint(errors, sizes)
         allowed = tolerance + _NOISE_FACTOR * noise
         if is_output:
             allowed = min(allowed, _MOST_ALLOWED)
@@ -79,6 +91,17 @@ def difference(
                 f"(noise {noise:.2g})"
             )
     return None
+
+
+def _joint(errors: Mapping[int, float] | Sequence[float], sizes: Mapping[int, int]) -> float:
+    """Returns the relative error of several tensors, each as important as it has numbers.
+
+    Args:
+        errors: relative errors of tensors, by their places.
+        sizes: the number of numbers of each of these tensors, by its place.
+    """
+    squares = sum(size * errors[place] ** 2 for place, size in sizes.items())
+    return math.sqrt(squares / max(1, sum(sizes.values())))
 
 
 def _mismatch(expected: Sequence[Tensor], actual: Sequence[Tensor]) -> str | None:

@@ -229,6 +229,26 @@ def test_a_gradient_that_is_rounding_alone_is_not_compared() -> None:
     assert not compare(programs, [x, bias], [1], for_training=True).wrong
 
 
+@pytest.mark.parametrize("count", [10, 80])
+def test_gradients_of_few_numbers_are_compared_as_one(count: int) -> None:
+    """The noise of a single number may be small by chance, and its error large."""
+    generator = torch.Generator().manual_seed(0)
+
+    def rounded(_: Any = None) -> list[Tensor]:
+        return [1 + 0.05 * torch.randn(1, generator=generator) for _ in range(count)]
+
+    def found(actual: list[Tensor]) -> str | None:
+        return difference([torch.ones(1)] * count, actual, rounded, (), gradients=count)
+
+    assert found(rounded()) is None
+    text = found([torch.full((1,), 2.0)] * count)
+    if count < 64:
+        assert text is None, "they do not tell enough"
+    else:
+        assert text is not None
+        assert text.startswith("the rest of the gradients has a relative error of 1, allowed is ")
+
+
 def test_an_input_without_a_gradient_has_zeros() -> None:
     x, unused = (torch.randn(3, requires_grad=True) for _ in range(2))
     programs = {"reference": lambda x, _: x * 2, "zeros": lambda x, unused: x * 2 + unused * 0}
