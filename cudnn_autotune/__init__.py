@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from cudnn_autotune import tools as tools
     from cudnn_autotune.comparing.compare import compare as compare
     from cudnn_autotune.comparing.result import ModelComparison as ModelComparison
-    from cudnn_autotune.compile.compiled_graph import Compilation as Compilation
+    from cudnn_autotune.compile.compilation import Compilation as Compilation
     from cudnn_autotune.compile.entry import compilations as compilations
     from cudnn_autotune.core.versions import environment as environment
     from cudnn_autotune.engines.problem import ConvProblem as ConvProblem
@@ -109,7 +109,7 @@ _PUBLIC = {
     "cudnn_autotune.core.versions": ("environment",),
     "cudnn_autotune.engines.problem": ("ConvProblem",),
     "cudnn_autotune.engines.selection": ("Evidence", "Measurement", "Selection"),
-    "cudnn_autotune.compile.compiled_graph": ("Compilation",),
+    "cudnn_autotune.compile.compilation": ("Compilation",),
     "cudnn_autotune.compile.entry": ("compilations",),
     "cudnn_autotune.norms.batch_norms": ("register_norm_act",),
     "cudnn_autotune.models.convert": ("Conversion", "conversion", "convert", "revert"),

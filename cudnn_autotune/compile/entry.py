@@ -17,7 +17,8 @@ from torch._guards import CompileContext
 from torch.fx import GraphModule
 
 from cudnn_autotune.compile import cache_artifacts
-from cudnn_autotune.compile.compiled_graph import PLAIN, Compilation, CompiledGraph, is_capturing
+from cudnn_autotune.compile.compilation import PLAIN, Compilation
+from cudnn_autotune.compile.compiled_graph import CompiledGraph, is_capturing
 from cudnn_autotune.compile.programs import Options, compile_plain
 from cudnn_autotune.compile.traces import tell
 from cudnn_autotune.compile.training_graph import TrainingGraph

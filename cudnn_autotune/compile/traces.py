@@ -7,17 +7,15 @@ import logging
 from collections import defaultdict
 from collections.abc import Hashable
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch._guards import CompileContext, compile_context
 from torch._logging._internal import trace_structured
 
+from cudnn_autotune.compile.compilation import Compilation
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.tuning import choice_log
 from cudnn_autotune.tuning.choice import Choice
-
-if TYPE_CHECKING:
-    from cudnn_autotune.compile.compiled_graph import Compilation
 
 ARTIFACT = "cudnn_autotune"
 """Name of the artifact, whose payload is JSON."""

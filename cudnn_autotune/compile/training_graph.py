@@ -16,13 +16,8 @@ from torch.fx.experimental.proxy_tensor import disable_autocast_cache
 from cudnn_autotune.compile.aliasing import written_among
 from cudnn_autotune.compile.communication import communicates
 from cudnn_autotune.compile.comparison import Comparison, convolutions_ms, step
-from cudnn_autotune.compile.compiled_graph import (
-    EAGER,
-    OURS,
-    ComparedGraph,
-    Compilation,
-    is_capturing,
-)
+from cudnn_autotune.compile.compilation import EAGER, OURS, Compilation
+from cudnn_autotune.compile.compiled_graph import ComparedGraph, is_capturing
 from cudnn_autotune.compile.frozen_weights import weights_of
 from cudnn_autotune.compile.gradients import start_gradients
 from cudnn_autotune.compile.graph_copies import (

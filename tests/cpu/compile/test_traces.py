@@ -14,7 +14,7 @@ from support.processes.subprocesses import python
 from support.store.decisions import decision
 
 import cudnn_autotune as ca
-from cudnn_autotune.compile.compiled_graph import Compilation
+from cudnn_autotune.compile.compilation import Compilation
 from cudnn_autotune.compile.groups import GroupReport
 from cudnn_autotune.compile.traces import as_json, tell
 from cudnn_autotune.tuning import choice_log

@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 import cudnn_autotune as ca
 from cudnn_autotune.compile import compiled_graph, entry, training_graph
 from cudnn_autotune.compile.comparison import Comparison
-from cudnn_autotune.compile.compiled_graph import EAGER
+from cudnn_autotune.compile.compilation import EAGER
 from cudnn_autotune.compile.training_graph import WITHOUT_NORMS
 
 LAID_OUT = "cudnn_autotune, channels_last"
