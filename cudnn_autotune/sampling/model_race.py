@@ -23,6 +23,9 @@ from cudnn_autotune.sampling.strategy import Candidates, Limits
 
 # The race ends once the step's expected relative loss is no more than this.
 STEP_LOSS = 0.002
+# Before that, each problem's last race has up to this many rounds to make its choice clear, so that
+# repeated races agree on small problems, too.
+_CLEARING_ROUNDS = 12
 _TOGETHER = "raced together with the model's other problems"
 _CUT_SHORT = "the race of the model was cut short"
 # Further kernels of an engine are compiled if the first one comes this near to the best: if one
@@ -78,6 +81,14 @@ class Entrant(Generic[ProblemT]):
     def waits(self) -> bool:
         """Whether its next step would wait for plans."""
         return self.found.waits_for_builds and self.found.timer.is_building()
+
+    @property
+    def is_unclear(self) -> bool:
+        """Whether a few more rounds may change its choice."""
+        found = self.found
+        if self.waits or not found.is_raced or not found.last.log_time:
+            return False
+        return found.last.rounds < _CLEARING_ROUNDS and not found.last.is_clear()
 
     def advance(self) -> None:
         """Takes the next step of the search."""
@@ -161,7 +172,8 @@ class ModelRace(Generic[ProblemT]):
         return sum(e.loss_ms for e in self.entrants) / step_ms if step_ms else 0.0
 
     def run(self) -> None:
-        """Races until the step's expected loss is small enough, or the time is over.
+        """Races until the step's expected loss is small enough and the choices are clear, or the
+        time is over.
 
         On KeyboardInterrupt the searches end as they are, and raced problems are decided.
         """
@@ -185,7 +197,8 @@ class ModelRace(Generic[ProblemT]):
             if not entrant.found.races and not entrant.waits:
                 return entrant  # each is timed before any is raced for long
         if self.expected_loss() <= self._target:
-            return None
+            unclear = (e for e in going_on if e.is_unclear)
+            return max(unclear, key=lambda e: e.urgency, default=None)
         ready = [e for e in going_on if not e.waits]
         return max(ready or going_on, key=lambda e: e.urgency)
 

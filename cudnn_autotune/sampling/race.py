@@ -1,6 +1,6 @@
 """The modes that race, and the choice of the winner (:func:`race_selection`).
 
-In ``race`` all candidates take turns until one is the fastest, or the difference no longer matters.
+In ``race`` all candidates take turns until it is clear which ones are as fast as the fastest.
 ``auto`` races a short list. Both measure short batches under a clock that all candidates share. On
 a board that reaches its power limit the order may be another one under sustained load: see
 ``sustained``.
@@ -15,7 +15,6 @@ from typing import Protocol
 
 from cudnn_autotune.engines.configs import OWN_PATH, Candidate
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
-from cudnn_autotune.sampling import ties
 from cudnn_autotune.sampling.racing import UNDECIDED, RaceRules
 from cudnn_autotune.sampling.search import search
 from cudnn_autotune.sampling.search_state import SearchState
@@ -59,13 +58,12 @@ class FinalRules:
 def race_selection(found: SearchState) -> Selection | None:
     """Returns the selection by the last race only; None if no candidate was raced, or none runs.
 
-    Survivors tie if their time in that race is within ``RaceRules.tie_width`` of the least. The
-    first one in the order of ``ties.break_ties`` wins.
+    Survivors tie if their time in that race is within ``ties.width`` of the least. The first one in
+    the order of ``ties.break_ties`` wins.
     """
     if not found.is_raced:
         return None
-    last = found.last
-    order, rule = ties.break_ties({c: last.ms(c) for c in last.tied(found.rules.tie_width)})
+    last, (order, rule) = found.last, found.equals()
     bound = last.regret_bound(order[0])
     return build_selection(found, order, rule, bound, last.indistinguishable())
 

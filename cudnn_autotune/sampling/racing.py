@@ -16,9 +16,9 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from cudnn_autotune.engines.configs import Candidate
+from cudnn_autotune.sampling import ties
 from cudnn_autotune.sampling.statistics import Comparison, Floats, compare, expected_gain
 from cudnn_autotune.sampling.strategy import Budget
-from cudnn_autotune.sampling.ties import TIE_WIDTH
 from cudnn_autotune.timers.stopping_criterion import Reason, StoppingCriterion
 from cudnn_autotune.timers.timer import Batch, Cache, Sample, Timer
 from cudnn_autotune.timers.turns import Mirrored, Turns
@@ -137,8 +137,12 @@ class RaceRules:
     """The rules of a race: its end, the length of its batches, and the bounds of noise."""
 
     confidence: float = 0.95
-    tie_width: float = TIE_WIDTH
-    """Relative lead over the best. The race stops once no survivor can have this lead."""
+    tie_width: float = 0.005
+    """Relative lead over the best. A race that does not choose stops once no survivor can have this
+    lead."""
+    chooses: bool = True
+    """Whether the race stops once it is clear which survivors are equal to the best, as far as that
+    decides the choice."""
     least_rounds: int = 6
     most_rounds: int = 40
     batch_ms: float = 0.7
@@ -166,6 +170,7 @@ class RaceRules:
         return replace(
             self,
             tie_width=_FINALISTS_WITHIN,
+            chooses=False,
             least_rounds=_FINALISTS_ROUNDS,
             gpu_ms=_FINALISTS_SHARE * self.gpu_ms,
             gpu_calls=int(_FINALISTS_SHARE * self.gpu_calls),
@@ -188,27 +193,31 @@ class RaceRules:
 
 
 class LeadCriterion(StoppingCriterion[Standings[Any]]):
-    """The criterion: no survivor can beat the best by a tie width, or ``rules.most_rounds``."""
+    """The criterion: no survivor can beat the best by ``rules.tie_width``, or
+    ``rules.most_rounds``."""
 
     def __init__(self, rules: RaceRules) -> None:
         self.rules = rules
 
     def add_measurement(self, measurement: Standings[Any]) -> None:
-        leads = measurement.leads(but=measurement.best)
-        is_decided = all(lead < self.rules.tie_width for lead in leads)
-        if is_decided and measurement.rounds >= self.least_rounds(measurement):
+        if self.is_decided(measurement) and measurement.rounds >= self.least_rounds(measurement):
             self.reason = Reason.DECIDED
         else:
             is_over = measurement.rounds >= self.rules.most_rounds
             self.reason = Reason.LIMIT if is_over else None
+
+    def is_decided(self, measurement: Standings[Any]) -> bool:
+        leads = measurement.leads(but=measurement.best)
+        return all(lead < self.rules.tie_width for lead in leads)
 
     def least_rounds(self, measurement: Standings[Any]) -> int:
         return self.rules.least_rounds
 
 
 class RaceCriterion(LeadCriterion):
-    """The criterion of a race without other load: ``LeadCriterion``, or one candidate is left, or
-    the rules' GPU time or the budget is used up."""
+    """The criterion of a race without other load: the choice is clear, or one candidate is left, or
+    the rules' GPU time or the budget is used up. In a race that does not choose, ``LeadCriterion``
+    takes the place of a clear choice."""
 
     def __init__(self, rules: RaceRules, budget: Budget) -> None:
         super().__init__(rules)
@@ -227,6 +236,11 @@ class RaceCriterion(LeadCriterion):
         elif not self._budget.affords(gpu_ms / measurement.rounds):
             self.reason = Reason.BUDGET
 
+    def is_decided(self, measurement: Standings[Any]) -> bool:
+        if self.rules.chooses and isinstance(measurement, RaceOutcome):
+            return measurement.is_clear()
+        return super().is_decided(measurement)
+
     def least_rounds(self, measurement: Standings[Any]) -> int:
         share = measurement.disturbed / (measurement.rounds * len(measurement.survivors))
         return self.rules.least_rounds * (_DISTURBED_FACTOR if share > _DISTURBED_SHARE else 1)
@@ -234,6 +248,9 @@ class RaceCriterion(LeadCriterion):
 
 UNDECIDED = "the race ended undecided"
 """The remark of a race that ran out of rounds or GPU time."""
+# Standard errors between a candidate's distance and the width of a tie, from which on it is clear
+# whether it is equal to the best.
+_DOUBT = 2.0
 _REMARKS = {Reason.LIMIT: UNDECIDED, Reason.BUDGET: "the budget ended the race"}
 # Half width (log) of the confidence interval of one launch's time.
 _ROUGH_HALF_WIDTH = 0.1
@@ -244,6 +261,8 @@ _MOST_WARM_UP_CALLS = 200
 class RaceOutcome(Standings[Candidate]):
     """The standings at the end of a race, and the race's observations."""
 
+    pytorchs: str = ""
+    """Text of the candidate that PyTorch would run."""
     dropped: list[tuple[Candidate, Candidate, float]] = field(default_factory=list)
     """The results of :meth:`judge`, in the order of elimination."""
     samples: dict[Candidate, int] = field(default_factory=dict)
@@ -252,6 +271,19 @@ class RaceOutcome(Standings[Candidate]):
     clocks_mhz: list[float] = field(default_factory=list)
     """Mean SM clock of each round."""
     remarks: list[str] = field(default_factory=list)
+
+    def is_clear(self) -> bool:
+        """Returns whether more rounds would hardly change which candidate is chosen: the first one,
+        in the order of preference, that is equal to the best."""
+        width, doubt = ties.width(self.error), _DOUBT * self.error
+        best = self.best
+        for one in sorted(self.survivors, key=lambda c: ties.preference(c, self.pytorchs)):
+            behind = self.log_time[one] - self.log_time[best]
+            if one == best or behind <= width - doubt:
+                return True
+            if behind <= width + doubt:
+                return False
+        return True
 
     def add_round(self, samples: Mapping[str, Sample], calls: Mapping[Candidate, int]) -> None:
         """Counts a round's samples, by candidate's text; failed candidates have none."""

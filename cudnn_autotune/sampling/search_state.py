@@ -9,6 +9,7 @@ from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from cudnn_autotune.engines.configs import OWN_PATH, Candidate
+from cudnn_autotune.sampling import ties
 from cudnn_autotune.sampling.racing import RaceOutcome, RaceRules, race, rank_by_rough_times
 from cudnn_autotune.sampling.screening import SLOW, Screening
 from cudnn_autotune.sampling.strategy import Budget
@@ -75,6 +76,18 @@ class SearchState:
         return self.last.best
 
     @property
+    def choice(self) -> Candidate:
+        """The candidate that the last race chooses."""
+        return self.equals()[0][0]
+
+    def equals(self) -> tuple[list[Candidate], str]:
+        """Returns the survivors of the last race that are as fast as the fastest, the chosen one
+        first, and the rule that chose it (``ties.break_ties``)."""
+        last = self.last
+        tied = last.tied(ties.width(last.error))
+        return ties.break_ties({c: last.ms(c) for c in tied}, self.pytorchs)
+
+    @property
     def failed(self) -> dict[Candidate, str]:
         """Candidates that failed after screening, with the error."""
         of_races = {c: why for outcome in self.races for c, why in outcome.failed.items()}
@@ -131,7 +144,7 @@ class SearchState:
         yield from self.race_again(rules)
 
     def _race(self, rough_ms: dict[Candidate, float], rules: RaceRules) -> Iterator[None]:
-        self.races.append(RaceOutcome(survivors=list(rough_ms)))
+        self.races.append(RaceOutcome(survivors=list(rough_ms), pytorchs=self.pytorchs))
         yield from race(self.last, rough_ms, self.timer, self.budget, rules, self.rng)
 
     def rank_as_screened(self) -> None:

@@ -1,4 +1,8 @@
-"""Rules that choose between about equally fast candidates."""
+"""The rule that chooses among about equally fast candidates, so that repeated searches agree.
+
+Candidates that are as fast as the fastest are equal, and a fixed order decides between them, not
+their times: those change from one search to the next.
+"""
 
 from __future__ import annotations
 
@@ -8,45 +12,66 @@ from cudnn_autotune.engines.configs import Candidate
 
 # Candidates within this relative distance of the fastest are equally fast: processes differ by
 # more.
-TIE_WIDTH = 0.005
-# No measurement resolves smaller relative differences than this: then cuDNN's order decides, so
-# that runs agree. Otherwise time decides. On H200s cuDNN's order had decided 24 ties: in 3 of them
-# the other one, measured as 0.3 to 0.5 % faster, was faster by 1.4 to 2.3 %.
-_INDISTINGUISHABLE = 0.002
+TIE_WIDTH = 0.01
+# Standard errors of a difference that are added to it: what noise alone may cause is equal, too.
+_ERRORS = 1.0
+WIDEST = 0.02
+"""The largest relative distance of candidates that count as equal, however noisy the board."""
+
+Keys = tuple[object, ...]
 
 _ADVANTAGES: tuple[tuple[str, Callable[[Candidate], object]], ...] = (
-    ("deterministic", lambda c: "NONDETERMINISTIC" in c.numerical_notes),
     ("an engine of cuDNN", lambda c: c.engine is None),
     ("one kernel", lambda c: c.is_unfused),
     ("less workspace", lambda c: c.workspace_bytes),
+    ("earlier in cuDNN's list", lambda c: c.place),
+    ("the first by name", lambda c: c.text),
 )
+_PYTORCHS = "PyTorch's choice"
 _RULES = (
+    f"not slower than {_PYTORCHS}",
+    "deterministic",
+    _PYTORCHS,
     *(name for name, _ in _ADVANTAGES),
-    "faster",
-    "earlier in cuDNN's list",
-    "the first by name",
 )
 
 
-def break_ties(times: Mapping[Candidate, float]) -> tuple[list[Candidate], str]:
+def width(error: float) -> float:
+    """Returns the distance (log) to the fastest up to which candidates are equal.
+
+    Args:
+        error: the standard error of the difference (log) of two candidates.
+    """
+    return min(TIE_WIDTH + _ERRORS * error, WIDEST)
+
+
+def preference(candidate: Candidate, pytorchs: str) -> Keys:
+    """Returns the key of a candidate in the fixed order: the least one is preferred.
+
+    Args:
+        pytorchs: text of the candidate that PyTorch would run; empty if that is unknown.
+    """
+    varies = "NONDETERMINISTIC" in candidate.numerical_notes
+    return (varies, candidate.text != pytorchs, *(key(candidate) for _, key in _ADVANTAGES))
+
+
+def break_ties(times: Mapping[Candidate, float], pytorchs: str = "") -> tuple[list[Candidate], str]:
     """Sorts tied candidates by preference, and names the rule that decided.
+
+    A candidate that was slower than PyTorch's choice ranks behind it.
 
     Args:
         times: the time of each tied candidate, in any unit.
+        pytorchs: as of :func:`preference`.
 
     Returns:
         The candidates, the preferred one first, and the rule: ``fastest`` if there is only one.
     """
-    advantages = {c: tuple(key(c) for _, key in _ADVANTAGES) for c in times}
-    least: dict[object, float] = {}
-    for candidate, time in times.items():
-        alike = advantages[candidate]
-        least[alike] = min(time, least.get(alike, time))
+    most = min((time for c, time in times.items() if c.text == pytorchs), default=None)
 
-    def keys(candidate: Candidate) -> tuple[object, ...]:
-        alike, time = advantages[candidate], times[candidate]
-        is_behind = time > (1 + _INDISTINGUISHABLE) * least[alike]
-        return (*alike, time if is_behind else 0.0, candidate.place, candidate.text)
+    def keys(candidate: Candidate) -> Keys:
+        is_slower = most is not None and times[candidate] > most
+        return (is_slower, *preference(candidate, pytorchs))
 
     ordered = sorted(times, key=keys)
     if len(ordered) < 2:
@@ -54,6 +79,8 @@ def break_ties(times: Mapping[Candidate, float]) -> tuple[list[Candidate], str]:
     # The decisive rule is the last one needed to separate the first from all others.
     first, *others = map(keys, ordered)
     decisive = max(_first_difference(first, other) for other in others)
+    if decisive == 0 and ordered[0].text == pytorchs:
+        decisive = _RULES.index(_PYTORCHS)
     return ordered, f"tie: {_RULES[decisive]}"
 
 

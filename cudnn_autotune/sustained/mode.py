@@ -18,7 +18,6 @@ from cudnn_autotune.sampling import ties
 from cudnn_autotune.sampling.race import FinalRules, Race, build_selection, race_selection
 from cudnn_autotune.sampling.search import at_once
 from cudnn_autotune.sampling.search_state import SearchState
-from cudnn_autotune.sampling.ties import TIE_WIDTH
 from cudnn_autotune.sustained.final import SteadyFinal, SteadyTimes
 from cudnn_autotune.sustained.run import SustainedRun, run_alone, run_ms
 
@@ -39,16 +38,18 @@ def could_win(
 ) -> list[Candidate]:
     """Returns the contenders: first PyTorch's candidate, then the others, the most promising first.
 
-    They are within ``rules.reach`` of the leader. Their optimistic time, with their loss in the
-    race weighted by ``rules.burst_weight``, is below ``steady_ms``. They are the fastest of each
-    family of configs, and a family's second one if it is near enough to the leader.
+    The leader is the race's choice (``SearchState.choice``). They are within ``rules.reach`` of the
+    leader. Their optimistic time, with their loss in the race weighted by ``rules.burst_weight``,
+    is below ``steady_ms``. They are the fastest of each family of configs, and a family's second
+    one if it is near enough to the leader.
 
     Args:
         steady_ms: milliseconds of a call of the leader in its sustained run.
         max_clock_mhz: the highest SM clock; None if it is unknown.
     """
-    leader_ms = found.ms(found.leader) or math.inf
-    seen = {found.leader.config_family}
+    leader = found.choice
+    leader_ms = found.ms(leader) or math.inf
+    seen = {leader.config_family}
     firsts, alike = [], []
     for candidate, least_ms in _optimistic_ms(found, max_clock_mhz).items():
         behind = (found.ms(candidate) or math.inf) / leader_ms
@@ -56,12 +57,12 @@ def could_win(
             continue
         # A candidate with a possible gain within the tie width need not run.
         least_ms *= (1 - _RACE_ERROR) * max(1.0, behind) ** rules.burst_weight
-        if least_ms >= steady_ms * (1 - TIE_WIDTH):
+        if least_ms >= steady_ms * (1 - found.rules.tie_width):
             continue
         if candidate.config_family not in seen:
             seen.add(candidate.config_family)
             firsts.append(candidate)
-        elif candidate != found.leader and behind < 1 + _ALIKE_WITHIN:
+        elif candidate != leader and behind < 1 + _ALIKE_WITHIN:
             alike.append(candidate)
 
     def is_not_pytorchs(candidate: Candidate) -> bool:
@@ -133,7 +134,7 @@ def _probe_leader(found: SearchState) -> SustainedRun | None:
         left.
     """
     while found.last.survivors:
-        leader = found.leader
+        leader = found.choice
         if not found.budget.affords(run_ms(_PROBE_CHUNKS, found.ms(leader) or 1.0)):
             found.remarks.append("the budget left no time to see whether the board throttles")
             return None
@@ -180,8 +181,9 @@ def _selection(
     # Among candidates with equal steady times the fastest in the race wins; rules decide ties.
     in_turns = {c: found.ms(c) or math.inf for c in equal}
     fastest_ms = min(in_turns.values())
-    tied = [c for c in equal if in_turns[c] <= fastest_ms * (1 + found.rules.tie_width)]
-    order, rule = ties.break_ties({c: math.exp(times.score(c)) for c in tied})
+    width = ties.width(found.last.error)
+    tied = [c for c in equal if in_turns[c] <= fastest_ms * (1 + width)]
+    order, rule = ties.break_ties({c: math.exp(times.score(c)) for c in tied}, found.pytorchs)
     chosen = order[0]
     unsure = [c for c in logs if abs(logs[c] - logs[chosen]) <= 2 * times.error(c, chosen) + 1e-9]
     if min(logs, key=logs.__getitem__) not in tied:

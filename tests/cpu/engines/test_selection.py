@@ -190,25 +190,22 @@ def config(text: str, **changes: Any) -> Candidate:
 
 
 BASE = config("m")
-# Each rule with a candidate that loses to BASE by it alone, though it would win by all later rules;
-# and its time, BASE's being 1.
+# Each rule with a candidate that loses to BASE by it alone, though it would win by all later rules.
+# Times do not count.
 RULES = {
-    "deterministic": (
-        config("a", numerical_notes=("NONDETERMINISTIC",), rank=0, workspace_bytes=0),
-        0.995,
-    ),
-    "an engine of cuDNN": (config("b", engine=None, rank=0, workspace_bytes=0), 0.995),
-    "one kernel": (config("unfused:b", rank=0, workspace_bytes=0), 0.995),
-    "less workspace": (config("c", workspace_bytes=9, rank=0), 0.995),
-    "faster": (config("d", rank=0), 1.0021),
-    "earlier in cuDNN's list": (config("e", rank=6), 1.0),
-    "the first by name": (config("n"), 1.0),
+    "deterministic": config("a", numerical_notes=("NONDETERMINISTIC",), rank=0, workspace_bytes=0),
+    "an engine of cuDNN": config("b", engine=None, rank=0, workspace_bytes=0),
+    "one kernel": config("unfused:b", rank=0, workspace_bytes=0),
+    "less workspace": config("c", workspace_bytes=9, rank=0),
+    "earlier in cuDNN's list": config("e", rank=6),
+    "the first by name": config("n"),
 }
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_each_rule_decides(name: str) -> None:
-    other, time = RULES[name]
+@pytest.mark.parametrize("time", [0.991, 1.0, 1.009])
+def test_each_rule_decides(name: str, time: float) -> None:
+    other = RULES[name]
     for times in ({BASE: 1.0, other: time}, {other: time, BASE: 1.0}):
         assert ties.break_ties(times) == ([BASE, other], f"tie: {name}")
 
@@ -217,12 +214,40 @@ def test_the_rules_are_asked_in_their_order() -> None:
     names = list(RULES)
     for count in range(1, len(names) + 1):
         # The last rule that is needed is the one that decided.
-        order, rule = ties.break_ties({BASE: 1.0, **dict(RULES[name] for name in names[:count])})
+        order, rule = ties.break_ties(
+            {BASE: 1.0, **dict.fromkeys(map(RULES.get, names[:count]), 1.0)}
+        )
         assert order[0] is BASE
         assert rule == f"tie: {names[count - 1]}"
     # A candidate that loses by an earlier rule ranks behind one that loses by a later one.
-    order, _ = ties.break_ties({BASE: 1.0, **dict(RULES.values())})
-    assert order == [BASE, *(RULES[name][0] for name in reversed(names))]
+    order, _ = ties.break_ties({BASE: 1.0, **dict.fromkeys(RULES.values(), 1.0)})
+    assert order == [BASE, *reversed(RULES.values())]
+
+
+@pytest.mark.parametrize("own", [OWN_PATH, config("e", rank=6, workspace_bytes=99)])
+def test_of_equals_what_pytorch_would_run_is_taken(own: Candidate) -> None:
+    for time in (0.991, 1.0, 1.009):
+        assert ties.break_ties({BASE: time, own: 1.0}, own.text) == (
+            [own, BASE],
+            "tie: PyTorch's choice",
+        )
+
+
+def test_nothing_slower_than_what_pytorch_would_run_is_taken() -> None:
+    """A deterministic one is, if it is as fast."""
+    own = RULES["deterministic"]
+    assert ties.break_ties({BASE: 1.0, own: 1.0}, own.text) == ([BASE, own], "tie: deterministic")
+    assert ties.break_ties({BASE: 1.001, own: 1.0}, own.text)[0] == [own, BASE]
+    third = config("c", workspace_bytes=0)
+    order, rule = ties.break_ties({third: 1.001, BASE: 1.0, own: 1.0}, own.text)
+    assert order == [BASE, own, third]
+    assert rule == "tie: deterministic"
+
+
+def test_noise_widens_a_tie_up_to_a_limit() -> None:
+    assert ties.width(0.0) == ties.TIE_WIDTH
+    assert ties.TIE_WIDTH < ties.width(0.002) < ties.width(0.004) < ties.WIDEST
+    assert ties.width(1.0) == ties.WIDEST
 
 
 def test_the_earlier_mode_comes_first_however_ranks_are_counted() -> None:

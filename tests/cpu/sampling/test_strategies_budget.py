@@ -234,10 +234,11 @@ def begins_of_runs(text: str, mode: Strategy, *engines: object, least: int = 1) 
 def test_where_all_survivors_fail_those_they_drove_out_race_again(mode: Strategy) -> None:
     healthy = engine("c", 1.25), engine("d", 1.3)
     fell_back = 0
-    for at_ms in range(4, 60):
+    for half_ms in range(8, 120):
+        at_ms = half_ms / 2
         timer = timer_of(
-            engine("a", 1.0, fails_at_ms=float(at_ms)),
-            engine("b", 1.003, fails_at_ms=float(at_ms)),
+            engine("a", 1.0, fails_at_ms=at_ms),
+            engine("b", 1.003, fails_at_ms=at_ms),
             *healthy,
             built=False,
         )

@@ -33,6 +33,7 @@ from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.sampling.auto import Shortlist
 from cudnn_autotune.sampling.race import Race
 from cudnn_autotune.sampling.strategy import Limits, Strategy
+from cudnn_autotune.sampling.ties import TIE_WIDTH
 from cudnn_autotune.timers.timer import Batch, Sample
 
 OURS = ("race", "sustained", "auto")
@@ -182,6 +183,8 @@ def test_bursts_are_not_given_away_for_little(
         is_behind = ahead_alone > 0
         by_turns = "nearly as fast alone, faster in turns"
         rule = by_turns if is_behind else "tie: faster in turns"
+        if behind_in_turns <= TIE_WIDTH:
+            rule = "tie: PyTorch's choice"
     assert selection.evidence.rule == rule
 
 
@@ -513,14 +516,11 @@ def test_the_bound_covers_contenders_that_never_ran_alone(which: str) -> None:
 
 
 def test_the_steady_clock_is_that_of_the_chosen_one() -> None:
-    """A tie may fall on another one than the leader that was probed."""
-    others = 0
+    """Of candidates that tie in the race the chosen one is probed, whichever was the fastest."""
     for selection in runs("sustained", "aa"):
         alone = {e.candidate.text for e in measured(selection) if e.sustained_ms is not None}
-        is_known = selection.winner.candidate.text in alone
-        assert (selection.evidence.sustained_clock_mhz is not None) == is_known
-        others += not is_known
-    assert others > 5
+        assert selection.winner.candidate.text in alone
+        assert selection.evidence.sustained_clock_mhz is not None
 
 
 @pytest.mark.parametrize("mode", OURS)
