@@ -19,6 +19,7 @@ DRY_RUNS = {
     "auto_against_pytorch": "--layers 6",
     "call_overhead": "--dtype float32 --blocks 3 --calls 3 --layouts contiguous",
     "new_sizes": "--sizes 6 --calls 2 --last 3 --ways pytorch_off,online,tune",
+    "repeated_tunes": "--runs 2 --models resnet50",
     "warm_start": "--runs 1 --modes heuristic,auto_empty",
 }
 SCRIPTS = {path.stem: path.name for path in sorted(BENCHMARKS.glob("*.py"))} | {
@@ -58,6 +59,18 @@ def test_random_sizes_of_lone_layers(op: str, tmp_path: Path) -> None:
         served = row["by a neighbour"] + row["by PyTorch's own path"] + row["searched"]
         assert served == row["sizes"] == row["each size"].count(",") + 1
         assert row["worst"] >= row["geometric mean"] > 0
+
+
+def test_the_agreement_of_tunes() -> None:
+    import repeated_tunes
+
+    same = {"p": "a", "q": "b"}
+    assert repeated_tunes.agreement([same, same, same]) == 1.0
+    assert repeated_tunes.differing([same, same]) == {}
+    other = [same, {"p": "a", "q": "c"}, {"p": "a"}]
+    assert repeated_tunes.agreement(other) == pytest.approx(0.5)
+    assert repeated_tunes.differing(other) == {"q": ["b", "c", "none"]}
+    assert repeated_tunes.agreement([{}, {}]) is None
 
 
 def test_statistics() -> None:
