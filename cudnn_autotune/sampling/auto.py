@@ -131,7 +131,7 @@ def few(candidates: Candidates, limit: int = 0) -> list[Candidate]:
 
 AUTO = Race(
     "auto",
-    RaceRules(least_rounds=4, most_rounds=24, batch_ms=0.2, gpu_ms=20.0, gpu_calls=50, warm_ms=0.5),
+    RaceRules(least_rounds=4, most_rounds=32, batch_ms=0.2, gpu_ms=20.0, gpu_calls=50, warm_ms=0.5),
     narrowed=Shortlist,
     races_models=True,
 )

@@ -37,7 +37,7 @@ ProblemT = TypeVar("ProblemT")
 
 def rules() -> RaceRules:
     """Returns the rules of each problem's race, without a long warm-up: the GPU is busy already."""
-    return replace(RaceRules(), least_rounds=4, batch_ms=0.35, warm_ms=2.0)
+    return replace(RaceRules(), batch_ms=0.35, warm_ms=2.0)
 
 
 def steps_in_model(

@@ -250,7 +250,7 @@ UNDECIDED = "the race ended undecided"
 """The remark of a race that ran out of rounds or GPU time."""
 # Standard errors between a candidate's distance and the width of a tie, from which on it is clear
 # whether it is equal to the best.
-_DOUBT = 2.0
+_DOUBT = 1.5
 _REMARKS = {Reason.LIMIT: UNDECIDED, Reason.BUDGET: "the budget ended the race"}
 # Half width (log) of the confidence interval of one launch's time.
 _ROUGH_HALF_WIDTH = 0.1
@@ -276,10 +276,10 @@ class RaceOutcome(Standings[Candidate]):
         """Returns whether more rounds would hardly change which candidate is chosen: the first one,
         in the order of preference, that is equal to the best."""
         width, doubt = ties.width(self.error), _DOUBT * self.error
-        best = self.best
+        best = self.log_time[self.best]
         for one in sorted(self.survivors, key=lambda c: ties.preference(c, self.pytorchs)):
-            behind = self.log_time[one] - self.log_time[best]
-            if one == best or behind <= width - doubt:
+            behind = self.log_time[one] - best
+            if behind <= width - doubt:
                 return True
             if behind <= width + doubt:
                 return False

@@ -14,8 +14,8 @@ from cudnn_autotune.engines.configs import Candidate
 # more.
 TIE_WIDTH = 0.01
 # Standard errors of a difference that are added to it: what noise alone may cause is equal, too.
-_ERRORS = 1.0
-WIDEST = 0.02
+_ERRORS = 0.5
+WIDEST = 0.015
 """The largest relative distance of candidates that count as equal, however noisy the board."""
 
 Keys = tuple[object, ...]

@@ -137,10 +137,13 @@ def test_against_pytorch() -> None:
     assert found.ours_ms == resnet.chosen.sustained_ms
     assert found.pytorch_ms == theirs.sustained_ms
     assert found.ratio == pytest.approx(found.pytorch_ms / found.ours_ms)
-    # It is one of the tied: faster by chance, for all that is known.
-    assert found.text in resnet.selection.evidence.tied
-    assert found.least == 1.0
-    assert not found.is_sure
+    assert found.is_sure
+    # One of the tied is slower by chance, for all that is known.
+    evidence = resnet.selection.evidence
+    evidence = replace(evidence, tied=(*evidence.tied, found.text))
+    tied = replace(resnet, selection=replace(resnet.selection, evidence=evidence))
+    assert against_pytorch(tied).least == 1.0
+    assert not against_pytorch(tied).is_sure
     # PyTorch's own kernel, which was chosen.
     depthwise = against_pytorch(decisions()[4])
     assert depthwise.text == "aten"

@@ -78,6 +78,17 @@ def test_a_recorded_model_is_raced_to_the_target() -> None:
     assert sum(losses) / len(losses) <= 0.002
 
 
+def test_small_problems_of_a_model_are_raced_until_they_are_clear() -> None:
+    """Their part of the step is too small for its target."""
+    chosen = set()
+    for seed in range(8):
+        small = replayed("h200_resnet50_fprop", seed)
+        ModelRace([replayed("h200_vgg_dgrad", seed, 1000), small], ignore).run()
+        assert small.found.last.is_clear() or small.found.last.rounds >= 12
+        chosen.add(small.selection().winner.candidate.text)
+    assert len(chosen) == 1
+
+
 def compiled_late(name: str) -> Entrant[Any]:
     """A problem whose fastest engine is compiled for a long time."""
     slow = engine("late", 0.8, build_ms=400.0)

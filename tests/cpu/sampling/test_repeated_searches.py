@@ -46,11 +46,11 @@ def agreement(selections: list[Selection]) -> float:
     [
         ("h200_forum", "auto", 1.0),
         ("h200_forum", "race", 1.0),
-        # PyTorch's choice is 2 % slower there, which is the widest tie.
-        ("h200_resnet50_fprop", "auto", 0.75),
-        ("h200_resnet50_fprop", "race", 0.8),
+        # PyTorch's choice is 2 % slower, which is near the widest tie.
+        ("h200_resnet50_fprop", "auto", 0.9),
+        ("h200_resnet50_fprop", "race", 0.9),
         # Four candidates within 0.5 %.
-        ("h200_vgg_dgrad", "auto", 0.95),
+        ("h200_vgg_dgrad", "auto", 0.9),
         ("h200_vgg_dgrad", "race", 0.95),
     ],
 )
