@@ -23,7 +23,7 @@ _MOST_ALLOWED = 0.5
 # A gradient may be nothing but noise, as that of a bias before a norm. Such a one tells nothing.
 _MOST_NOISE = 0.5
 
-# Of so many numbers the noise is known well enough. Gradients of fewer are joined.
+# The least numbers of a gradient whose noise is known well enough. Smaller ones are joined.
 _LEAST_NUMBERS = 64
 
 
