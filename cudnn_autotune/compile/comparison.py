@@ -106,7 +106,7 @@ def compare(
         with generators_kept(drawn_on), torch.enable_grad(), own_steps():
             seed_generators(drawn_on, 0)
             results = _run(programs[reference], _own(inputs))
-            drawn = [torch.randn_like(end) for end in results if end.requires_grad]
+            drawn = [_random_like(end) for end in results if end.requires_grad]
             del results
         gradients = sum(isinstance(one, Tensor) and one.requires_grad for one in inputs)
         programs = {name: step(program, len(inputs)) for name, program in programs.items()}
@@ -178,6 +178,13 @@ def _own(inputs: Sequence[Any]) -> list[Any]:
         value.detach().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value
         for value in inputs
     ]
+
+
+def _random_like(output: Tensor) -> Tensor:
+    """Returns normal random numbers in the shape and dtype of an output."""
+    # There is no generator of eight bits.
+    dtype = torch.float32 if output.dtype.itemsize == 1 else output.dtype
+    return torch.randn_like(output, dtype=dtype).to(output.dtype)
 
 
 def _tensors(results: Any) -> list[Tensor]:

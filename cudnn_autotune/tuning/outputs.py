@@ -127,13 +127,17 @@ def _relative_error(expected: Tensor, actual: Tensor) -> float:
 def _noises(
     expected: Sequence[Tensor], reference: Callable[[Any], Sequence[Tensor]], inputs: Any
 ) -> list[float]:
-    """Returns the change of each output if the inputs change in their last place."""
+    """Returns the change of each output if the inputs change in their last place; 0 for one that is
+    not compared by value."""
     # Under autocast outputs and intermediate results are less precise than inputs.
     steps = [TOLERANCES[one.dtype].step for one in expected if one.dtype in TOLERANCES]
     moved = reference(tree_map(lambda value: _perturbed(value, max(steps)), inputs))
     if _mismatch(expected, moved) is not None:  # sizes may depend on the data
         return [0.0] * len(expected)
-    return [_relative_error(*pair) for pair in zip(expected, moved, strict=True)]
+    return [
+        _relative_error(one, other) if one.dtype in TOLERANCES else 0.0
+        for one, other in zip(expected, moved, strict=True)
+    ]
 
 
 @torch.no_grad()

@@ -255,6 +255,21 @@ def test_an_input_without_a_gradient_has_zeros() -> None:
     assert not compare(programs, [x, unused], for_training=True).wrong
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64])
+@pytest.mark.filterwarnings("error")
+def test_other_outputs_of_any_dtype_are_no_obstacle(dtype: torch.dtype) -> None:
+    """Neither to random gradients, nor to the measurement of the noise."""
+
+    def cubed(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x**3, x.to(dtype)
+
+    def off(x: Tensor) -> tuple[Tensor, Tensor]:
+        return 1.011 * x**3, x.to(dtype)
+
+    x = torch.randn(9, requires_grad=True)
+    assert not compare({"reference": cubed, "off": off}, [x], for_training=True).wrong
+
+
 def test_a_model_without_floating_point_inputs_has_no_noise() -> None:
     table = torch.randn(8, 4)
     programs = {"reference": lambda i: table[i], "wrong": lambda i: table[i] * 1.1}
