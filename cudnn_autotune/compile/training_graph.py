@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
+from torch._guards import TracingContext
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import disable_autocast_cache
 
@@ -108,6 +109,8 @@ class TrainingGraph(ComparedGraph):
             self._measures_norms, layout = False, None
         self._left = _ways(serves, layout)
         """Ways that may still be compiled, in this order. The last one always works."""
+        self._may_compare = options.compare and (self._measures_norms or layout is not None)
+        """Whether programs may be compared, by steps that retain nothing for another backward."""
         self._compile_next(inputs)
         (first,) = self._programs
         if first.layout is not None and options.compare and options.memory_format is None:
@@ -153,6 +156,7 @@ class TrainingGraph(ComparedGraph):
                     *(self._graph, inputs, self._options, self._judge),
                     with_norms=way.with_norms,
                     memory_format=way.layout,
+                    overwrites=not self._may_compare,
                 )
             except torch._dynamo.exc.RestartAnalysis:  # Dynamo begins again
                 raise
@@ -359,6 +363,7 @@ def compile_training(
     *,
     with_norms: bool,
     memory_format: str | None = None,
+    overwrites: bool = True,
 ) -> Program:
     """Compiles a graph with gradients, without changing it, with this package's convolutions and,
     if possible, with fused groups in the forward.
@@ -367,6 +372,10 @@ def compile_training(
         judge: decides on the groups.
         with_norms: whether batch norms become this package's operators as well.
         memory_format: as of :func:`in_layout`; None leaves the layout to Inductor.
+        overwrites: whether a backward may overwrite what its forward has saved. If the first one
+            may, no later one can retain it. Nor may one of several programs of a context:
+            AOTAutograd compiles a backward at its first run, and would let it overwrite what the
+            context's last forward names.
 
     Raises:
         Exception: the graph's in another layout.
@@ -391,19 +400,29 @@ def compile_training(
     # The key of AOTAutograd's cache does not show that groups are fused.
     with torch._functorch.config.patch(enable_autograd_cache=False):
         try:
-            run = compile_plain(copied(ours), inputs, patches, _adding_in_norms(fusing))
+            run = compile_plain(copied(ours), inputs, patches, _compiler(fusing, overwrites))
             return Program(run, groups=fusing.groups)
         except torch._dynamo.exc.RestartAnalysis:  # Dynamo begins again
             raise
         except Exception as failure:
             _log.warning("a training graph has no fused groups: %s", failure, exc_info=True)
-        return Program(compile_plain(ours, inputs, patches, _adding_in_norms(compile_tagged)))
+        return Program(compile_plain(ours, inputs, patches, _compiler(compile_tagged, overwrites)))
 
 
-def _adding_in_norms(compile_inner: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a compiler of ATen graphs that lets norms add gradients in a backward."""
+def _compiler(compile_inner: Callable[..., Any], overwrites: bool) -> Callable[..., Any]:
+    """Returns a compiler of a program's forward and backward, ATen graphs. It lets norms add
+    gradients in a backward.
+
+    Args:
+        overwrites: whether a backward may overwrite what the forward has saved.
+    """
 
     def compile_added(graph: GraphModule, inputs: Sequence[Any], **arguments: Any) -> Any:
+        if not overwrites and not arguments.get("is_backward"):
+            metadata = TracingContext.get().fw_metadata
+            # The list is that of AOTAutograd too.
+            if metadata is not None and metadata.bw_donated_idxs:
+                metadata.bw_donated_idxs.clear()
         fold_gradient_sums(graph.graph)
         graph.recompile()
         return compile_inner(graph, inputs, **arguments)

@@ -417,3 +417,36 @@ def test_a_comparison_writes_into_no_frozen_tensor() -> None:
         if tensor._version != before[name] and not any(tensor is one for one in written)
     }
     assert changed == set()
+
+
+@pytest.mark.usefixtures("like_a_gpu")
+@pytest.mark.parametrize("chosen", [OURS, WITHOUT_NORMS])
+def test_a_backward_after_a_comparison_leaves_what_is_still_needed(
+    chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Outputs, and what a further backward needs, if the caller retains it."""
+    compare = compiled_graph.compare
+
+    def slowed(*arguments: Any) -> Comparison:
+        found = compare(*arguments)
+        assert found.wrong == {}
+        return Comparison({name: 1.0 + (name != chosen) for name in found.times_ms}, {}, {})
+
+    def forward(model: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y = model.up(model.norm(model.conv(x)))
+        return y, y.abs().mean(), y.detach()
+
+    monkeypatch.setattr(compiled_graph, "compare", slowed)
+    torch.manual_seed(0)
+    parts = {"conv": nn.Conv1d(8, 8, 3, padding=1), "norm": nn.BatchNorm1d(8)}
+    model = Made(forward, **parts, up=nn.ConvTranspose1d(8, 8, 4, 2, 1))
+    output, mean, detached = compiled(model, norms="measure")(torch.randn(2, 8, 20))
+    assert last().chosen == chosen
+    kept, weights = output.detach().clone(), [*model.parameters()]
+    before = [weight.detach().clone() for weight in weights]
+    loss = output.sin().sum() + mean
+    first, second = (torch.autograd.grad(loss, weights, retain_graph=one) for one in (True, False))
+    torch.testing.assert_close(first, second)
+    assert torch.equal(output, kept)
+    assert torch.equal(detached, kept)
+    assert all(map(torch.equal, weights, before))
