@@ -108,10 +108,9 @@ def test_commands_in_sentences_have_these_options(page: str) -> None:
 def test_benchmarks_have_these_options() -> None:
     scripts = checkout.ROOT / "benchmarks"
     sources = "".join(path.read_text() for path in scripts.rglob("*.py"))
-    (block,) = [s.text for s in snippets("benchmarks/README.md") if "python benchmarks/" in s.text]
-    for line in block.replace("\\\n", " ").splitlines():
-        words = shlex.split(line)
-        for word in words:
-            is_script = word.startswith("benchmarks/") and not word.startswith("benchmarks/results")
-            assert not is_script or (checkout.ROOT / word).exists()
-            assert not word.startswith("--") or f'"{word}"' in sources
+    blocks = [s.text for s in snippets("benchmarks/README.md") if "python benchmarks/" in s.text]
+    assert blocks
+    for word in " ".join(shlex.split(" ".join(blocks))).split():
+        is_script = word.startswith("benchmarks/") and not word.startswith("benchmarks/results")
+        assert not is_script or (checkout.ROOT / word).exists()
+        assert not word.startswith("--") or f'"{word}"' in sources
