@@ -166,8 +166,11 @@ def in_layout(
     _lay_out_weights(graph.graph, weights, lay_out, memory_format, for_training)
     if for_training:
         _lay_out_inputs(graph.graph, memory_format)
+    # What is copied at once needs no memory later, as the cache of each layer of a decoder.
+    last = set(outputs) if for_training else written_among(graph.graph, outputs)
     for node, value in outputs.items():
-        with graph.graph.inserting_before(output):
+        behind = output if node in last else node.next
+        with graph.graph.inserting_before(behind):
             restored = graph.graph.call_function(_in_strides, (node, value.stride()))
         restored.meta = dict(node.meta)
         output.replace_input_with(node, restored)

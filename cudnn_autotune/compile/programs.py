@@ -201,6 +201,9 @@ def _compile_fused(
     if memory_format is not None:
         ours = in_layout(ours, memory_format, with_constants=options.freezing)
         patches |= IN_LAYOUT
+        if len(graph.graph.output_node().all_input_nodes) > 1:
+            # Each output would be computed at the end, and what it is made of be held until then.
+            patches.setdefault("reorder_for_locality", False)
     if memory_format != "contiguous":
         use_formulas(ours)
     weights = weights_of(graph, inputs)

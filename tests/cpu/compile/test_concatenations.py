@@ -17,6 +17,7 @@ from torch._inductor.utils import run_and_get_code
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cudnn_autotune as ca
+from cudnn_autotune.compile import programs
 
 OPTIONS = {"fuse": "always", "cpp.weight_prepack": False, "compare": False}
 LAST = torch.channels_last
@@ -432,7 +433,8 @@ class Streaming(nn.Module):
 
     def forward(self, x: Tensor, earlier: Tensor) -> tuple[Tensor, Tensor]:
         x = F.silu(F.normalize(x, dim=1) * 4)
-        return self.conv(torch.cat([earlier, x], self.dim)), x[:, :, -2:].clone()
+        new = x[:, :, -2:].clone()
+        return self.conv(torch.cat([earlier, x], self.dim)), new
 
 
 @pytest.mark.parametrize(
@@ -454,6 +456,32 @@ def test_frames_of_an_earlier_call_are_joined_in_the_layout_of_a_convolution(
     sizes = rf"\({', '.join(map(str, joined.shape))}\), \({', '.join(map(str, joined.stride()))}\)"
     assert "conv_fused" in codes[0]
     assert not re.search(rf"empty_strided_cpu\({sizes}", codes[0]), "joined contiguously"
+
+
+def test_a_cache_is_written_before_the_next_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a decoder holds what all of its layers' caches are parts of, to its end."""
+    monkeypatch.setattr(programs, "favours_channels_last", lambda _: True)
+    layers = nn.ModuleList(Streaming(2) for _ in range(3))
+
+    def decode(x: Tensor, *earlier: Tensor) -> tuple[Tensor, ...]:
+        caches = []
+        for layer, cache in zip(layers, earlier, strict=True):
+            x, new = layer(x, cache)
+            caches.append(new)
+        return (x, *caches)
+
+    inputs = [torch.randn(1, 16, frames, 6, 5) for frames in (3, 2, 2, 2)]
+    with torch.no_grad():
+        expected = decode(*inputs)
+        run_ = torch.compile(decode, backend="cudnn_autotune", options=OPTIONS)
+        outputs, codes = run_and_get_code(run_, *inputs)
+    for found, wanted in zip(outputs, expected, strict=True):
+        assert_close(found, wanted.double(), 3 * TOLERANCES[torch.float32])
+        assert found.stride() == wanted.stride()
+    (returned,) = re.findall(r"return \((.*?),? \)", codes[0])
+    _, *caches = returned.split(", ")
+    last = codes[0].rindex("conv_fused.default(")
+    assert all(0 < codes[0].index(f"{cache} = ") < last for cache in caches)
 
 
 @pytest.mark.parametrize("name", MODELS)
