@@ -49,8 +49,8 @@ _BY_STRIDES = {
 
 def favours_channels_last(graph: GraphModule, *, for_training: bool = False) -> bool:
     """Returns whether a graph of Dynamo is likely to be faster in channels_last, if Inductor keeps
-    its layout: that of convolutions which are not 2-d, if most of the work is in these, of a graph
-    with grouped 2-d ones, and of any backward.
+    its layout. It does so where grouped convolutions are, or most work is not 2-d, and in any
+    backward.
 
     Engines for half types compute in channels_last. Except for depthwise convolutions and few
     channels, they transpose contiguous tensors before and after.
@@ -166,7 +166,7 @@ def in_layout(
     _lay_out_weights(graph.graph, weights, lay_out, memory_format, for_training)
     if for_training:
         _lay_out_inputs(graph.graph, memory_format)
-    # What is copied at once needs no memory later, as the cache of each layer of a decoder.
+    # The caches of a decoder's layers are copied at once, so that nothing is held for them later.
     last = set(outputs) if for_training else written_among(graph.graph, outputs)
     for node, value in outputs.items():
         behind = output if node in last else node.next
