@@ -32,6 +32,10 @@ from cudnn_autotune.tuning.outputs import difference
 _LEAST_GAIN = 0.01
 
 
+# The gradient of a loss in float16, if no other one overflows by it: GradScaler's first one.
+_LOSS_SCALE = 2.0**16
+
+
 @dataclass(frozen=True)
 class Comparison:
     """Measurements of programs, by their names."""
@@ -74,6 +78,7 @@ def compare(
     devices: Collection[int] = (),
     kept: Comparison | None = None,
     for_training: bool = False,
+    dtypes: Collection[torch.dtype] = (),
 ) -> Comparison:
     """Runs programs in turns on the same inputs, which they must not change.
 
@@ -81,17 +86,20 @@ def compare(
     generators are restored afterwards.
 
     In training a program is run forward and backward. The gradients of its outputs are random
-    numbers, and those of its inputs are compared too.
+    numbers, and those of its inputs are compared too. In float16 a loss is scaled: small gradients
+    would be rounded to zero.
 
     Args:
         programs: the callables for ``*inputs``, by name.
         inputs: tensors (on one device) and other values.
         weights: positions of weights among the inputs. The measurement of the outputs' noise does
-            not change them (see :func:`difference`).
+            not change them (see :func:`difference`), unless a graph in training has only such as
+            token ids besides.
         devices: CUDA devices on which the programs compute, beside the inputs' devices.
         kept: the comparison of an earlier process. If it has the times of these programs, and all
             are right now, there is no timing.
         for_training: whether a backward belongs to a call.
+        dtypes: dtypes in which the programs compute, beside those of inputs and outputs.
 
     Raises:
         torch.OutOfMemoryError: there is not enough memory for all programs.
@@ -101,17 +109,21 @@ def compare(
     on_gpu = bool(of_inputs)
     drawn_on = of_inputs.union(devices)
     reference = next(iter(programs))
-    gradients = 0
+    gradients, drawn, losses = 0, [], []
     if for_training:
         with generators_kept(drawn_on), torch.enable_grad(), own_steps():
             seed_generators(drawn_on, 0)
             results = _run(programs[reference], _own(inputs))
             drawn = [_random_like(end) for end in results if end.requires_grad]
             del results
+        if torch.float16 in dtypes:
+            losses = [one.fill_(_LOSS_SCALE) for one in drawn if one.numel() == 1]
         gradients = sum(isinstance(one, Tensor) and one.requires_grad for one in inputs)
         programs = {name: step(program, len(inputs)) for name, program in programs.items()}
         inputs = [*inputs, *drawn]
     data = {i: value for i, value in enumerate(inputs) if i not in weights}
+    if for_training and not any(map(_is_real, [*data.values()][: len(data) - len(drawn)])):
+        data = dict(enumerate(inputs))
 
     def outputs(name: str, given: Sequence[Any] = inputs, seed: int = 0) -> list[Tensor]:
         seed_generators(drawn_on, seed)
@@ -122,12 +134,19 @@ def compare(
 
     with generators_kept(drawn_on), torch.no_grad(), own_steps():
         expected, wrong = outputs(reference), {}
+        if losses and not all(bool(one.isfinite().all()) for one in expected[-gradients:]):
+            for one in losses:
+                one.fill_(1)
+            expected = outputs(reference)
         for name in list(programs)[1:]:
             try:
-                text = difference(expected, outputs(name), of_reference, data, gradients)
+                text = difference(expected, outputs(name), of_reference, data, gradients, dtypes)
                 if text is not None:
                     again = outputs(reference, seed=1)
-                    if difference(expected, again, of_reference, data, gradients) is not None:
+                    if (
+                        difference(expected, again, of_reference, data, gradients, dtypes)
+                        is not None
+                    ):
                         text = f"it may draw random numbers in another order: {text}"
             except torch.OutOfMemoryError:
                 raise
@@ -185,6 +204,10 @@ def _random_like(output: Tensor) -> Tensor:
     # There is no generator of eight bits.
     dtype = torch.float32 if output.dtype.itemsize == 1 else output.dtype
     return torch.randn_like(output, dtype=dtype).to(output.dtype)
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
 
 
 def _tensors(results: Any) -> list[Tensor]:
@@ -246,6 +269,12 @@ def convolutions_ms(run: Run, inputs: Sequence[Any]) -> float:
         run(*inputs)
         torch.cuda.synchronize()
     return sum(watch.ms() for watch in timed.watches)
+
+
+def dtypes_of(graph: GraphModule) -> set[torch.dtype]:
+    """Returns the dtypes of the tensors of a graph of Dynamo."""
+    results = tree_leaves([node.meta.get("example_value") for node in all_nodes(graph)])
+    return {value.dtype for value in results if isinstance(value, Tensor)}
 
 
 def cuda_devices_of(graph: GraphModule, inputs: Sequence[Any]) -> set[int]:

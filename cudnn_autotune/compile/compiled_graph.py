@@ -15,7 +15,13 @@ from torch._guards import CompileContext
 from torch.fx import GraphModule
 
 from cudnn_autotune.compile import computation
-from cudnn_autotune.compile.comparison import Comparison, compare, convolutions_ms, cuda_devices_of
+from cudnn_autotune.compile.comparison import (
+    Comparison,
+    compare,
+    convolutions_ms,
+    cuda_devices_of,
+    dtypes_of,
+)
 from cudnn_autotune.compile.compilation import EAGER, FROZEN, OURS, PLAIN, Compilation
 from cudnn_autotune.compile.frozen_weights import weights_of
 from cudnn_autotune.compile.graph_copies import copied
@@ -59,6 +65,7 @@ class ComparedGraph(ABC):
         self._context = CompileContext.try_get()
         self._is_told = False
         self._devices = cuda_devices_of(graph, inputs)
+        self._dtypes = dtypes_of(graph)
         on_gpu = (v.device for v in inputs if isinstance(v, Tensor) and v.is_cuda)
         self._device: torch.device | None = next(on_gpu, None)
         self._index = None if self._device is None else self._device.index
@@ -151,7 +158,8 @@ class ComparedGraph(ABC):
             # Timing synchronises the current device.
             with self._on_device():
                 comparison = compare(
-                    programs, inputs, weights, self._devices, self._kept, for_training
+                    *(programs, inputs, weights, self._devices, self._kept, for_training),
+                    self._dtypes if for_training else (),
                 )
         except torch.OutOfMemoryError:
             return None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 from torch.utils._pytree import tree_map
 
 from cudnn_autotune.tuning.tolerances import TOLERANCES
@@ -33,6 +34,7 @@ def difference(
     reference: Callable[[Any], Sequence[Tensor]],
     inputs: Any,
     gradients: int = 0,
+    dtypes: Collection[torch.dtype] = (),
 ) -> str | None:
     """Describes a difference of outputs beyond rounding; None if there is none.
 
@@ -40,7 +42,7 @@ def difference(
     noise is the relative change of the reference's output when its inputs change in their last
     place. It is measured only if the tolerance alone does not suffice. Gradients have no such
     limit, but one with more noise than 0.5 is not compared. Those of fewer than 64 numbers are
-    compared as one.
+    compared as one. Under autocast the tolerance of gradients is that of the least precise dtype.
 
     Only floating-point outputs are compared by value: the index of the largest of equal values may
     differ.
@@ -54,11 +56,14 @@ def difference(
             are not changed. Without floating-point tensors among them, as for a model of token ids,
             the noise is 0.
         gradients: the number of gradients, which are the last ones of the outputs.
+        dtypes: dtypes in which the programs compute, beside those of the outputs.
     """
     if (text := _mismatch(expected, actual)) is not None:
         return text
     compared = [i for i, one in enumerate(expected) if one.dtype in TOLERANCES]
     outputs = len(expected) - gradients
+    computed = [TOLERANCES[dtype] for dtype in dtypes if dtype in TOLERANCES]
+    least_step = max((one.step for one in computed), default=0.0)
     names = {i: f"output {i}" if i < outputs else f"gradient {i - outputs}" for i in compared}
     for i in compared:
         if not torch.equal(torch.isfinite(expected[i]), torch.isfinite(actual[i])):
@@ -70,13 +75,14 @@ def difference(
         parts.append(("the rest of the gradients", few))
     noises: list[float] | None = None
     for name, places in parts:
-        tolerance = max(TOLERANCES[expected[i].dtype].program for i in places)
+        is_output = places[0] < outputs
+        rounded = [TOLERANCES[expected[i].dtype] for i in places] + computed * (not is_output)
+        tolerance = max(one.program for one in rounded)
         sizes = {i: expected[i].numel() for i in places}
         if _joint(errors, sizes) <= tolerance:
             continue
         if noises is None:
-            noises = _noises(expected, reference, inputs)
-        is_output = places[0] < outputs
+            noises = _noises(expected, reference, inputs, least_step)
         if not is_output:
             sizes = {i: size for i, size in sizes.items() if noises[i] <= _MOST_NOISE}
             if sum(sizes.values()) < _LEAST_NUMBERS:
@@ -125,13 +131,17 @@ def _relative_error(expected: Tensor, actual: Tensor) -> float:
 
 
 def _noises(
-    expected: Sequence[Tensor], reference: Callable[[Any], Sequence[Tensor]], inputs: Any
+    expected: Sequence[Tensor],
+    reference: Callable[[Any], Sequence[Tensor]],
+    inputs: Any,
+    least_step: float,
 ) -> list[float]:
     """Returns the change of each output if the inputs change in their last place; 0 for one that is
     not compared by value."""
     # Under autocast outputs and intermediate results are less precise than inputs.
     steps = [TOLERANCES[one.dtype].step for one in expected if one.dtype in TOLERANCES]
-    moved = reference(tree_map(lambda value: _perturbed(value, max(steps)), inputs))
+    step = max(least_step, *steps)
+    moved = reference(tree_map(lambda value: _perturbed(value, step), inputs))
     if _mismatch(expected, moved) is not None:  # sizes may depend on the data
         return [0.0] * len(expected)
     return [
@@ -145,7 +155,7 @@ def _perturbed(value: Any, least_step: float) -> Any:
     """Returns a copy of a floating-point tensor, in the same layout, with each element times 1 +
     step or 1 - step at random; any other value itself. The copy requires a gradient if the tensor
     does."""
-    is_plain = type(value) is Tensor and value.layout == torch.strided
+    is_plain = type(value) in (Tensor, Parameter) and value.layout == torch.strided
     if not is_plain or value.dtype not in TOLERANCES or value.numel() == 0:
         return value
     step = max(TOLERANCES[value.dtype].step, least_step)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from support.models.deep_network import IMAGES, deep_network, distance, with_folded_norms
+from support.norms.models import Residual
 from torch import Tensor, nn
 
 from cudnn_autotune.compile.comparison import Comparison, compare
@@ -216,6 +217,56 @@ def test_gradients_of_a_deep_network_are_compared(is_wrong: bool, images: Tensor
         text = r"gradient 0 has a relative error of \S+, allowed is \S+ \(noise 0\.\d+\)"
         assert re.fullmatch(text, found.wrong["in float32"])
     assert all(one.grad is None for one in inputs)
+
+
+@pytest.mark.parametrize("given", ["images", "token ids"])
+def test_gradients_are_as_precise_as_what_computes_them(given: str) -> None:
+    """Weights in float32 are rounded under autocast, and tell the noise where only token ids are
+    given."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model: nn.Module = Residual()
+        x = torch.randn(4, 8, 6, 5)
+        if given == "token ids":
+            layers = [nn.Linear(16, 16), nn.BatchNorm1d(16), nn.ReLU()] * 6
+            model = nn.Sequential(nn.Embedding(100, 16), *map(copy.deepcopy, layers))
+            x = torch.randint(100, (64,))
+    call, weights = functional(model)
+
+    def in_float32(x: Tensor, *state: Tensor) -> Any:
+        return call(x, *map(torch.clone, state)).float().square().mean()
+
+    def rounded(x: Tensor, *state: Tensor) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return in_float32(x, *state)
+
+    def wrong(x: Tensor, *state: Tensor) -> Any:
+        # Gradients have the other sign.
+        return in_float32(x, *(2 * w.detach() - w if w.requires_grad else w for w in state))
+
+    programs = {"reference": rounded, "in float32": in_float32, "wrong": wrong}
+    inputs, positions = [x, *weights], range(1, 1 + len(weights))
+    found = compare(programs, inputs, positions, for_training=True, dtypes={torch.bfloat16})
+    assert [*found.wrong] == ["wrong"]
+    assert re.match(r"gradient \d has a relative error of (1\.9|2)", found.wrong["wrong"])
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1e3])
+def test_a_loss_in_float16_is_scaled_unless_gradients_overflow(scale: float) -> None:
+    """The least number of float16 is 6e-8."""
+
+    def mean(x: Tensor) -> Tensor:
+        return x.half().square().float().mean() * scale
+
+    def in_float32(x: Tensor) -> Tensor:
+        return x.square().mean() * scale
+
+    x = torch.randn(20, 20, requires_grad=True)
+    programs = {"reference": mean, "in float32": in_float32}
+    assert not compare(programs, [x], for_training=True, dtypes={torch.float16}).wrong
+    programs["wrong"] = lambda x: Flawed.apply(in_float32(x)[None, None, None, None], 0 * x[:1, :1])
+    found = compare(programs, [x], for_training=True, dtypes={torch.float16})
+    assert [*found.wrong] == ["wrong"]
 
 
 def test_a_gradient_that_is_rounding_alone_is_not_compared() -> None:
