@@ -200,10 +200,12 @@ def _own(inputs: Sequence[Any]) -> list[Any]:
 
 
 def _random_like(output: Tensor) -> Tensor:
-    """Returns normal random numbers in the shape and dtype of an output."""
+    """Returns normal random numbers in the shape, strides and dtype of an output."""
+    generator = torch.Generator(output.device).manual_seed(0)
     # There is no generator of eight bits.
     dtype = torch.float32 if output.dtype.itemsize == 1 else output.dtype
-    return torch.randn_like(output, dtype=dtype).to(output.dtype)
+    drawn = torch.empty_like(output, dtype=dtype, requires_grad=False)
+    return drawn.normal_(generator=generator).to(output.dtype)
 
 
 def _is_real(value: Any) -> bool:
