@@ -19,6 +19,8 @@ from cudnn_autotune.core import json_dataclass, versions
 
 NO_GPU = "none"
 SUFFIX = ".json"
+VERDICTS_SUFFIX = ".norms"
+"""The suffix of the verdicts beside a store's file. Norms were the first that had verdicts."""
 FOLDER_VARIABLE = "CUDNN_AUTOTUNE_CACHE_DIR"
 _MIG = re.compile(r"(?P<gpu>.*\S)\s+MIG\s+(?P<profile>\S.*)")
 

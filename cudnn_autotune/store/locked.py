@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 
 from cudnn_autotune.core.extension import _C
-from cudnn_autotune.store import disk_file, file_format, verdicts
-from cudnn_autotune.store.environment import SUFFIX, Environment, names_file
+from cudnn_autotune.store import disk_file, file_format
+from cudnn_autotune.store.environment import SUFFIX, VERDICTS_SUFFIX, Environment, names_file
 from cudnn_autotune.store.notices import warn_once
 
 REASON = "the locked store does not have it"
@@ -73,7 +73,7 @@ def _fault(place: Path, here: Environment | None) -> str:
             return "does not exist"
         files = [place]
         if not names_file(place):
-            suffixes = (SUFFIX, verdicts.SUFFIX)
+            suffixes = (SUFFIX, VERDICTS_SUFFIX)
             files = [place / name for name in sorted(os.listdir(place)) if name.endswith(suffixes)]
         faults = [_fault_of_file(file, here) for file in files]
     except OSError as error:

@@ -27,20 +27,18 @@ from cudnn_autotune.core import atomic_file, json_dataclass
 from cudnn_autotune.core.fork_safe_lock import LOCK
 from cudnn_autotune.engines import registry
 from cudnn_autotune.store import codec, settings
-from cudnn_autotune.store.environment import Environment
+from cudnn_autotune.store.environment import VERDICTS_SUFFIX, Environment
 from cudnn_autotune.store.file_store import Layered, Store
 from cudnn_autotune.store.journal import Changes, Journal
 from cudnn_autotune.store.notices import WarningsPutOff
 
-# Not that of a store's files, among which it lies. Norms were the first that had verdicts.
-SUFFIX = ".norms"
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
 def path_of(file: Path) -> Path:
     """Returns the path of the file beside a store's file."""
-    return file.with_suffix(SUFFIX)
+    return file.with_suffix(VERDICTS_SUFFIX)
 
 
 class LockedError(Exception):
