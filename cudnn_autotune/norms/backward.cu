@@ -1,5 +1,6 @@
-// The gradients of a batch norm with statistics of the batch, or of a group norm in channels_last, of
-// a residual that was added and of an activation behind them. See tile.cuh, and forward.cu for what PASS means.
+// The gradients of a batch norm with statistics of the batch, or of a group norm in channels_last,
+// of a residual that was added and of an activation behind them. See tile.cuh, and forward.cu for
+// what PASS means.
 //
 // With dz, the gradient of the activation's argument, the gradient of x is
 // (dz - mean(dz) - xhat * mean(dz * xhat)) * weight * inv_std. VALUE says what the derivative of

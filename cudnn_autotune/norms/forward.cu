@@ -150,8 +150,7 @@ __device__ __forceinline__ float2 moments_of_group(int channel, const Moments& m
   }
   constexpr float kShare = 1.0f / kOfGroup;
   const float between = squares * kShare - (sum * kShare) * (sum * kShare);
-  return make_float2(origin + sum * kShare,
-                     variances * kShare + (between < 0.0f ? 0.0f : between));
+  return make_float2(origin + sum * kShare, variances * kShare + (between < 0.0f ? 0.0f : between));
 }
 
 // Updates a running statistic, if it is given.
