@@ -177,7 +177,7 @@ class Way:
     """``"convert"``: ``cudnn_autotune.convert`` is called on the model first. ``"fuse"`` was a
     function of earlier versions."""
     memory_format: Literal["", "auto", "channels_last"] = ""
-    """What ``convert`` gets, or the layout of the weights without it; else that of the case."""
+    """Argument of ``convert``, or the layout of the weights without it; empty: the case's."""
     sampling: str = ""
     """What ``convert`` gets; else the run's."""
     norms: bool = False

@@ -109,21 +109,19 @@ def compare(
     on_gpu = bool(of_inputs)
     drawn_on = of_inputs.union(devices)
     reference = next(iter(programs))
-    gradients, drawn, losses = 0, [], []
+    gradients, losses = 0, []
     if for_training:
-        with generators_kept(drawn_on), torch.enable_grad(), own_steps():
+        if not any(_is_real(value) for i, value in enumerate(inputs) if i not in weights):
+            weights = ()
+        with generators_kept(drawn_on):
             seed_generators(drawn_on, 0)
-            results = _run(programs[reference], _own(inputs))
-            drawn = [_random_like(end) for end in results if end.requires_grad]
-            del results
+            drawn = _gradients_for(programs[reference], inputs)
         if torch.float16 in dtypes:
             losses = [one.fill_(_LOSS_SCALE) for one in drawn if one.numel() == 1]
         gradients = sum(isinstance(one, Tensor) and one.requires_grad for one in inputs)
         programs = {name: step(program, len(inputs)) for name, program in programs.items()}
         inputs = [*inputs, *drawn]
     data = {i: value for i, value in enumerate(inputs) if i not in weights}
-    if for_training and not any(map(_is_real, [*data.values()][: len(data) - len(drawn)])):
-        data = dict(enumerate(inputs))
 
     def outputs(name: str, given: Sequence[Any] = inputs, seed: int = 0) -> list[Tensor]:
         seed_generators(drawn_on, seed)
@@ -131,6 +129,9 @@ def compare(
 
     def of_reference(data: Mapping[int, Any]) -> list[Tensor]:
         return outputs(reference, [data.get(i, value) for i, value in enumerate(inputs)])
+
+    def fault(expected: Sequence[Tensor], found: Sequence[Tensor]) -> str | None:
+        return difference(expected, found, of_reference, data, gradients, dtypes)
 
     with generators_kept(drawn_on), torch.no_grad(), own_steps():
         expected, wrong = outputs(reference), {}
@@ -140,14 +141,9 @@ def compare(
             expected = outputs(reference)
         for name in list(programs)[1:]:
             try:
-                text = difference(expected, outputs(name), of_reference, data, gradients, dtypes)
-                if text is not None:
-                    again = outputs(reference, seed=1)
-                    if (
-                        difference(expected, again, of_reference, data, gradients, dtypes)
-                        is not None
-                    ):
-                        text = f"it may draw random numbers in another order: {text}"
+                text = fault(expected, outputs(name))
+                if text is not None and fault(expected, outputs(reference, seed=1)) is not None:
+                    text = f"it may draw random numbers in another order: {text}"
             except torch.OutOfMemoryError:
                 raise
             except Exception as failure:
@@ -199,13 +195,19 @@ def _own(inputs: Sequence[Any]) -> list[Any]:
     ]
 
 
-def _random_like(output: Tensor) -> Tensor:
-    """Returns normal random numbers in the shape, strides and dtype of an output."""
-    generator = torch.Generator(output.device).manual_seed(0)
-    # There is no generator of eight bits.
-    dtype = torch.float32 if output.dtype.itemsize == 1 else output.dtype
-    drawn = torch.empty_like(output, dtype=dtype, requires_grad=False)
-    return drawn.normal_(generator=generator).to(output.dtype)
+def _gradients_for(program: Run, inputs: Sequence[Any]) -> list[Tensor]:
+    """Returns a gradient for each output of a program that requires one: normal random numbers in
+    the output's shape, strides and dtype."""
+    with torch.enable_grad(), own_steps():
+        ends = [output for output in _run(program, _own(inputs)) if output.requires_grad]
+    drawn = []
+    for seed, end in enumerate(ends):
+        generator = torch.Generator(end.device).manual_seed(seed)
+        # There is no generator of eight bits.
+        dtype = torch.float32 if end.dtype.itemsize == 1 else end.dtype
+        numbers = torch.empty_like(end, dtype=dtype, requires_grad=False)
+        drawn.append(numbers.normal_(generator=generator).to(end.dtype))
+    return drawn
 
 
 def _is_real(value: Any) -> bool:

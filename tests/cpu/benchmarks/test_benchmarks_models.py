@@ -205,7 +205,7 @@ def test_a_way_that_fails_is_named_and_the_others_are_measured(
 
 
 def measured_decoder(name: str, request: dict[str, Any], *ways: str) -> dict[str, Any]:
-    """What is measured of a tiny autoencoder, by part; none may fail."""
+    """The measurements of a tiny autoencoder, by part; none may fail."""
     pytest.importorskip("diffusers")
     case = {**request["case"], "model": name}
     asked = request | {"case": case, "batches": [1], "ways": list(ways)}
@@ -271,7 +271,7 @@ def test_a_round_and_the_next_are_mirror_images() -> None:
 
 
 def measured(model: str, pytorch: str, times: dict[str, float], **more: Any) -> dict[str, Any]:
-    """What one process has in a record."""
+    """The entries of one process in a record."""
     case = {"model": model, "step": "infer", "layout": "channels_last", "batch": 1}
     found = {way: [ms, ms * 1.5, ms * 0.5] for way, ms in times.items()}  # the clock drifts
     return {**case, "pytorch": pytorch, "ways": {}, "times_ms": found, **more}

@@ -18,7 +18,7 @@ TRAIN = "model,train_samples_per_sec,train_step_time,train_batch_size,train_img_
 
 
 def measured(model: str, step: str, times: dict[str, float], **more: Any) -> dict[str, Any]:
-    """What one process has in a record."""
+    """The entries of one process in a record."""
     entry = {
         **{"model": model, "step": step, "layout": "channels_last", "batch": 256},
         **{"pytorch": "pytorch_on_10", "parameters": 25_557_032, "input_shape": [3, 224, 224]},
@@ -137,7 +137,7 @@ def test_a_dry_run_becomes_files_and_a_page(tmp_path: Path) -> None:
 
 
 def test_no_page_exists_without_a_record() -> None:
-    """What is published about timm's models has a record of a GPU."""
+    """Each published page about timm's models has a record of a GPU."""
     docs = Path(render_results.ROOT) / "docs" / "results"
     for page in docs.glob("timm_*.md"):
         folder = render_results.HERE / "results" / page.stem.removeprefix("timm_")

@@ -76,7 +76,7 @@ def called(graphs: list[GraphModule], name: str) -> list[Any]:
 def test_graphs_in_channels_last(
     name: str, graphs: list[GraphModule], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As they are in half types: with weights, inputs and concatenations laid out."""
+    """The layout of half types: weights, inputs and concatenations are laid out."""
     monkeypatch.setattr(programs, "favours_channels_last", lambda _: True)
     model, x = made(name)
     with torch.no_grad():

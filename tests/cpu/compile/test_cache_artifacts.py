@@ -1,4 +1,4 @@
-"""What ``torch.compiler.save_cache_artifacts`` carries into another process's store."""
+"""Decisions travel by ``torch.compiler.save_cache_artifacts`` into another process's store."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_what_no_store_keeps_is_no_artifact(recorded: list[tuple[str, bytes]]) -
     recorded.clear()
     known = decision(3)
     unmeasured = replace(known, selection=replace(known.selection, total_samples=0))
-    evidence = Evidence(provisional="for want of memory")
+    evidence = Evidence(provisional="memory was lacking")
     provisional = replace(known, selection=replace(known.selection, evidence=evidence))
     for one in (unmeasured, provisional):
         choice_log.forget()

@@ -9,22 +9,16 @@ from typing import Any
 import pytest
 import torch
 from support.store.first_calls import first_call, in_process
+from support.store.locked import COUNTED, contents, forget_warnings
 
 import cudnn_autotune as ca
 from cudnn_autotune.compile import comparison, judges
-from cudnn_autotune.store import notices, verdicts
-
-COUNTED = "not in the locked store: "
+from cudnn_autotune.store import verdicts
 
 
 @pytest.fixture(autouse=True)
 def unwarned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process has given no warning yet."""
-    monkeypatch.setattr(notices, "_given", set())
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    forget_warnings(monkeypatch)
 
 
 @pytest.mark.basic(3)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from support.processes.subprocesses import evaluate_forked, python
 from support.store.decisions import H200, L4, decision, problem
+from support.store.locked import COUNTED, contents, forget_warnings
 from support.store.stored import refused
 
 import cudnn_autotune as ca
@@ -24,7 +25,6 @@ from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.engines.unlisted import MATMUL
 from cudnn_autotune.models.process_summary import summary
 from cudnn_autotune.sampling.policy import Policy
-from cudnn_autotune.store import notices
 from cudnn_autotune.store import settings as store_settings
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.store.file_store import Store
@@ -35,17 +35,11 @@ POINTWISE = ConvProblem(
     "fprop", (2, 16, 6, 5), (8, 16, 1, 1), dtype=torch.float16, memory_format=torch.channels_last
 )
 LACKING = replace(POINTWISE, input_shape=(3, 16, 6, 5))
-COUNTED = "not in the locked store: "
 
 
 @pytest.fixture(autouse=True)
 def unwarned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process has given no warning yet."""
-    monkeypatch.setattr(notices, "_given", set())
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    forget_warnings(monkeypatch)
 
 
 @pytest.fixture
