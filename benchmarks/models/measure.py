@@ -186,8 +186,11 @@ def _first_step(subject: Subject, name: str, batch: int, lock: GpuLock) -> tuple
 
 
 def _told(program: ca.Compilation) -> str:
-    """A graph of the backend: which program runs, its fused groups, and what is noted."""
-    text = f"{program.chosen}, {len(program.fused)} of {len(program.groups)} groups fused"
+    """A graph of the backend: which program runs in captures, its fused groups, the milliseconds of
+    the GPU's part of each program, and what is noted."""
+    times = "".join(f", {name}: {ms:.4g} ms" for name, ms in program.gpu_times_ms.items())
+    fused = f"{len(program.fused)} of {len(program.groups)} groups fused"
+    text = f"{program.chosen_in_captures}, {fused}{times}"
     return f"{text}: {program.note}"[:300] if program.note else text
 
 

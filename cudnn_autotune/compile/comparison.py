@@ -237,7 +237,8 @@ _CONVOLUTIONS = {torch.ops.aten.convolution.default, torch.ops.aten.convolution_
 
 class _TimedConvolutions(TorchDispatchMode):
     """A mode that records the GPU's time in ATen's convolutions and their backwards, by a stopwatch
-    for each."""
+    for each. Those that the GPU begins before the host has launched them do not count: it waits for
+    the host within them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -250,13 +251,14 @@ class _TimedConvolutions(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
         with Stopwatch() as watch:
             result = func(*args, **(kwargs or {}))
-        self.watches.append(watch)
+        if not watch.has_begun():
+            self.watches.append(watch)
         return result
 
 
 def convolutions_ms(run: Run, inputs: Sequence[Any]) -> float:
     """Returns the milliseconds of the current GPU in the convolutions of a call without a compiler,
-    and in their backwards if the call has them; 0 if the host is too slow for a measurement."""
+    and in their backwards if the call has them. It is less where the host is too slow."""
     timed = _TimedConvolutions()
     devices = {torch.cuda.current_device(), *cuda_devices(inputs)}
     with generators_kept(devices), torch.no_grad(), own_steps(), timed:

@@ -32,6 +32,10 @@ class Stopwatch:
     ) -> None:
         self._end.record()
 
+    def has_begun(self) -> bool:
+        """Returns whether the GPU has come to the block."""
+        return self._begin.query()
+
     def ms(self) -> float:
         """Returns the milliseconds of the block; the host waits for its end."""
         self._end.synchronize()

@@ -49,7 +49,7 @@ def test_the_functions_take_both_sides(name: str, dtype: torch.dtype, last: bool
     x, w, b = operands(name, dtype, last)
     options = CASES[name][2]
     function = getattr(ca.functional, f"conv{x.dim() - 2}d")
-    with torch.backends.cudnn.flags(allow_tf32=False):
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         exact = padded_first(x.double(), w.double(), b.double(), options)
         found = function(x, w, b, sampling="sample_once", **options)
         assert_close(found, exact, TOLERANCES[dtype])
