@@ -6,9 +6,12 @@ channels_last, under torchrun: by DistributedDataParallel, by FSDP2, and as a pi
 stages. In each the convolutions are the same, and the batch norms are PyTorch's, this package's as
 they are chosen, and this package's in two passes. All of a launch take turns in the same processes.
 A step's time is that of the slowest rank. With --soak the chosen norms run that many steps more,
-which must end.
+which must end. With --synchronised they are torch.nn.SyncBatchNorm, which only eager and convert
+tell apart.
 
     python benchmarks/ddp_norms --json ddp_norms.json
+    python benchmarks/ddp_norms --synchronised --wrappers ddp --buckets 25 \
+        --ways "eager,convert: PyTorch's,convert: chosen" --json ddp_norms_synchronised.json
     python benchmarks/ddp_norms --wrappers ddp --buckets 8 --soak 2000 --json ddp_norms_soak.json
 """
 
@@ -33,6 +36,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--gpus", type=int, default=2, help="ranks (%(default)s)")
     p.add_argument("--wrappers", default=",".join(WRAPPERS), help="of: %(default)s")
     p.add_argument("--ways", default=",".join(WAYS), help="of: %(default)s")
+    p.add_argument("--synchronised", action="store_true", help="norms are synchronised by ranks")
     p.add_argument("--buckets", type=arguments.counts, default="8,25", help="MB, for ddp")
     p.add_argument("--rounds", type=int, default=6, help="turns of each way")
     p.add_argument("--steps", type=int, default=5, help="steps of a turn")
@@ -64,7 +68,7 @@ def main() -> int:
     begin = time.monotonic()
     record = Record("ddp_norms", options)
     launches, failures = record.list_of("launches"), record.list_of("failures")
-    same = ("device", "model", "batch", "size", "rounds", "steps", "soak")
+    same = ("device", "model", "batch", "size", "rounds", "steps", "soak", "synchronised")
     with record:
         for wrapper, bucket in todo:
             request = {name: getattr(options, name) for name in same}

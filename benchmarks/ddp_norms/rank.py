@@ -134,6 +134,8 @@ def _step(way: str, request: dict[str, Any]) -> Step:
     device = request["device"]
     torch.manual_seed(0)
     model = create(request["model"], device)
+    if request["synchronised"]:
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     if request["wrapper"] != "fsdp2":  # it takes contiguous parameters only
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if kind == "convert":

@@ -17,8 +17,10 @@ def step_ms(ranks: list[dict[str, Any]], way: str) -> list[float]:
 
 def tables(data: dict[str, Any]) -> list[Table]:
     results, given = data["results"], data["arguments"]
+    kind = ", SyncBatchNorm" if given.get("synchronised") else ""
     table = Table(
-        f"{given['model']}, batch {given['batch']} a rank, {given['gpus']} ranks: a training step",
+        f"{given['model']}{kind}, batch {given['batch']} a rank, {given['gpus']} ranks: "
+        "a training step",
         columns("wrapper|way|ms|least, most|over PyTorch's norms|served norms|steps more"),
         note="Milliseconds a step of the slowest rank, median of the turns. "
         + " ".join(f"{failure}." for failure in results.get("failures", [])),

@@ -32,7 +32,7 @@ from cudnn_autotune.models import padding
 from cudnn_autotune.models.routing import Marking, calls_convolutions, codes
 from cudnn_autotune.nn import modules
 from cudnn_autotune.nn.modules import WithPolicy
-from cudnn_autotune.norms import batch_norms, kept_layouts
+from cudnn_autotune.norms import batch_norms, kept_layouts, synchronised
 
 Class = type[Any]
 
@@ -45,7 +45,7 @@ COUNTERPARTS: dict[Class, Class] = {
 NORMS: dict[Class, Class] = {
     getattr(nn, name): getattr(batch_norms, name)
     for name in (f"{lazy}BatchNorm{dims}d" for lazy in ("", "Lazy") for dims in (1, 2, 3))
-}
+} | {nn.SyncBatchNorm: synchronised.SyncBatchNorm}
 """PyTorch's classes of batch norms -> ours."""
 KEPT_LAYOUTS: dict[Class, Class] = {
     getattr(nn, name): getattr(kept_layouts, name)
@@ -107,11 +107,12 @@ def new_with_norms(original: Class, *args: Any) -> nn.Module:
 
 def is_ours(module: nn.Module) -> bool:
     """Returns whether this package serves the module's convolution, or its norm."""
-    return isinstance(module, (WithPolicy, padding.Sequential, *_WITH_NORMS))
+    others = (padding.Sequential, synchronised.SyncBatchNorm)
+    return isinstance(module, (WithPolicy, *others, *_WITH_NORMS))
 
 
 def serves_norms(module: nn.Module) -> bool:
-    """Returns whether this package may serve the module's norm."""
+    """Returns whether this package chooses what computes the module's norm."""
     return isinstance(module, _WITH_NORMS)
 
 

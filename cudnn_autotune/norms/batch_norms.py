@@ -42,7 +42,7 @@ _tails: dict[type, Tail] = {}
 """The registered classes, and the modules that each calls after its norm."""
 
 
-def _with_signature_of(original: Callable[..., Any]) -> Callable[[_Forward], _Forward]:
+def with_signature_of(original: Callable[..., Any]) -> Callable[[_Forward], _Forward]:
     """Gives a forward the signature of PyTorch's, which differs between versions."""
     return cast("Callable[[_Forward], _Forward]", functools.wraps(original))
 
@@ -57,7 +57,7 @@ def traced(module: nn.Module, input: Proxy) -> Tensor:
 class ServedNorm(Unscriptable, _BatchNorm):
     """The forward of BatchNorm1d to BatchNorm3d."""
 
-    @_with_signature_of(_BatchNorm.forward)
+    @with_signature_of(_BatchNorm.forward)
     def forward(self, input: Tensor) -> Tensor:
         if not torch.compiler.is_compiling():
             found = _computed(self, input, "identity", (), True)
@@ -127,7 +127,7 @@ class Sequential(Unscriptable, nn.Sequential):
     """``torch.nn.Sequential`` that computes a batch norm and the activation behind it at once, if
     no hook sees the tensor between them."""
 
-    @_with_signature_of(nn.Sequential.forward)
+    @with_signature_of(nn.Sequential.forward)
     def forward(self, input: Any) -> Any:
         if torch.compiler.is_compiling() or not isinstance(input, Tensor) or _has_any_global_hook():
             return super().forward(input)

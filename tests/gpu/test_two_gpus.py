@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.conv.references import TOLERANCES
 from support.processes import nccl_ranks
 from support.processes.gloo_ranks import Ranks
 from torch import nn
@@ -35,6 +36,25 @@ def test_synchronised_norms_are_pytorchs(how: str) -> None:
             mine, theirs = ran.value
             for kind, error in mine.items():
                 assert error <= 3 * theirs[kind] + 2e-6, (kind, mine, theirs)
+
+
+@pytest.mark.parametrize("in_rows", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("sizes", [[3, 3], [2, 5], [0, 4], [4, 0]], ids=str)
+def test_a_synchronised_norm_has_pytorchs_bits_without_a_wait(
+    sizes: list[int], dtype: torch.dtype, in_rows: bool
+) -> None:
+    """PyTorch's exchanges empty batches in their own dtype, which none but float32 survives."""
+    has_pytorchs = 0 not in sizes or dtype is torch.float32
+    allowed = TOLERANCES[dtype]
+    with Ranks(2) as two:
+        asked = (sizes, dtype, in_rows, has_pytorchs)
+        for ran in two.run(nccl_ranks.synchronised_norm, *asked, timeout_s=120.0):
+            assert ran.error is None, ran.error
+            errors, differences = ran.value
+            assert all(error <= allowed for error in errors.values()), errors
+            assert not any(differences.values()), differences
+            assert bool(differences) == has_pytorchs
 
 
 def test_a_rank_that_is_killed_while_a_model_is_tuned() -> None:

@@ -20,11 +20,11 @@ import torch
 from support.norms import models as norm_models
 from support.norms.models import Projected, Residual, conv, data, penalties
 from support.norms.served import norms_on_cpu
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import cudnn_autotune as ca
-from cudnn_autotune.norms import batch_norms
+from cudnn_autotune.norms import batch_norms, synchronised
 
 
 class Calls(TorchDispatchMode):
@@ -78,7 +78,23 @@ def test_classes_are_swapped_and_given_back() -> None:
 def test_a_model_that_has_nothing_but_norms() -> None:
     model = converted(nn.Sequential(nn.BatchNorm1d(4), nn.SyncBatchNorm(4)))
     assert ca.conversion(model).norms == {"0": ()}
-    assert type(model[1]) is nn.SyncBatchNorm  # type: ignore[index]
+
+
+def test_a_synchronised_norm_is_converted_and_given_back() -> None:
+    model = nn.Sequential(conv(8, 8), nn.SyncBatchNorm(8), nn.ReLU())
+    plain, x = copy.deepcopy(model), torch.randn(4, 8, 6, 5)
+    assert type(ca.convert(model, norms=False)[1]) is nn.SyncBatchNorm
+    converted(model)
+    assert type(model[1]) is synchronised.SyncBatchNorm
+    assert ca.conversion(model).norms == {}  # nothing is chosen for it
+    assert type(pickle.loads(pickle.dumps(model))[1]) is synchronised.SyncBatchNorm
+    for one in (model, plain):  # one process is no group
+        one(x)
+        one.eval()
+    torch.testing.assert_close(model(x), plain(x))
+    torch.testing.assert_close(dict(model.state_dict()), dict(plain.state_dict()))
+    assert "1" in [node.target for node in fx.symbolic_trace(model).graph.nodes]  # it is one call
+    assert type(ca.revert(model)[1]) is nn.SyncBatchNorm
 
 
 def test_a_subclass_and_a_forward_of_the_module_stay() -> None:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 import cudnn_autotune as ca
+from support.norms import synchronised as norms
 from support.norms.models import conv, errors, train
 
 PREPARED = {
@@ -55,6 +56,16 @@ def synchronised(how: str) -> tuple[dict[str, float], dict[str, float]]:
     else:
         mine = train(PREPARED[how](plain), inputs, of=plain)
     found = errors(mine, expected), errors(train(theirs, inputs), expected)
+    dist.destroy_process_group(group)
+    return found
+
+
+def synchronised_norm(
+    sizes: list[int], dtype: torch.dtype, in_rows: bool, has_pytorchs: bool
+) -> tuple[dict[str, float], dict[str, float]]:
+    """The errors of a norm, and its differences from PyTorch's, with batches of these sizes."""
+    group = _group()
+    found = norms.trained_on_gpu(sizes, dtype, in_rows, has_pytorchs, group)
     dist.destroy_process_group(group)
     return found
 
