@@ -5,6 +5,7 @@ Each way's step is captured in a CUDA graph, and the graphs take turns in one pr
 time that one reading of the tensor takes at --bandwidth. "ours" is the form that the planner
 chooses; its forward is timed by itself too, and its forms can be timed beside it (--ways). "cudnn"
 is the fastest of cuDNN's own engines for norms; it needs the package nvidia-cudnn-frontend.
+"synchronised" are the kernels of torch.nn.SyncBatchNorm, without what ranks exchange.
 Errors are relative to a computation in float64.
 
     python benchmarks/norms.py --json norms.json
@@ -30,7 +31,7 @@ SHAPES = (
 )
 FORMS = {"ours": 0, "ours: kept": 1, "ours: half kept": 2, "ours: two passes": 3}
 """The ways that are this package's, with the form that they set."""
-WAYS = ("eager", "compile", "cudnn", *FORMS)
+WAYS = ("eager", "compile", "cudnn", "synchronised", *FORMS)
 DTYPES = ("bfloat16", "float16", "float32")
 EPS = 1e-5
 
@@ -79,6 +80,35 @@ def by_pytorch(activation: str) -> Norm:
 
     def norm(input: Any, weight: Any, bias: Any, residual: Any | None = None) -> Any:
         z = batch_norm(input, None, None, weight, bias, training=True, eps=EPS)
+        return activate(z if residual is None else z + residual)
+
+    return norm
+
+
+def by_synchronised(activation: str) -> Norm:
+    import torch
+
+    from cudnn_autotune.norms.reference import NORM_ACTIVATIONS
+
+    activate = NORM_ACTIVATIONS[activation].forward
+
+    class Synchronised(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, input: Any, weight: Any, bias: Any) -> Any:
+            mean, inv_std = torch.batch_norm_stats(input, EPS)
+            ctx.save_for_backward(input, weight, mean, inv_std)
+            return torch.batch_norm_elemt(input, weight, bias, mean, inv_std, EPS)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            input, weight, mean, inv_std = ctx.saved_tensors
+            given = (grad, input, mean, inv_std, weight)
+            *sums, grad_weight, grad_bias = torch.batch_norm_backward_reduce(*given, *[True] * 3)
+            count = torch.full_like(mean[:1], input.numel() // len(mean), dtype=torch.int32)
+            return torch.batch_norm_backward_elemt(*given, *sums, count), grad_weight, grad_bias
+
+    def norm(input: Any, weight: Any, bias: Any, residual: Any | None = None) -> Any:
+        z = Synchronised.apply(input, weight, bias)
         return activate(z if residual is None else z + residual)
 
     return norm
@@ -154,6 +184,7 @@ def measure(options: argparse.Namespace, case: str, failures: list[str]) -> Iter
     functions = {
         "eager": pytorchs,
         "compile": torch.compile(pytorchs, dynamic=False),
+        "synchronised": by_synchronised(options.activation),
         **dict.fromkeys(FORMS, ours),
     }
     replays: dict[str, Step] = {}
