@@ -6,6 +6,10 @@ HunyuanVideo.
 
 from __future__ import annotations
 
+import functools
+import inspect
+import sys
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -106,6 +110,9 @@ def create(name: str, is_tiny: bool) -> nn.Module:
     known, direction, *tiled = name.split("_")
     one = AUTOENCODERS[known]
     autoencoder = getattr(diffusers, one.name)(**(one.tiny if is_tiny else one.real))
+    for kind in {type(module) for module in autoencoder.modules()}:
+        if kind.__name__ in _TELL_STRINGS:
+            _tell_strings_by_type(kind)
     if tiled:
         autoencoder.enable_tiling()
         if is_tiny:
@@ -113,6 +120,24 @@ def create(name: str, is_tiny: bool) -> nn.Module:
         elif one.tile is not None:
             _set_tiles(autoencoder, one.tile, one.ratio)
     return (Decoder if direction == "decode" else Encoder)(autoencoder).eval()
+
+
+_TELL_STRINGS = ("WanResample", "QwenImageResample")
+
+
+@functools.cache
+def _tell_strings_by_type(kind: type) -> None:
+    """Lets a class tell a cache of frames from the string "Rep" by its type.
+
+    Where a tensor is compared with a string, Dynamo of torch 2.11 breaks the graph, and compiles
+    more graphs in the second call. Newer versions have whole graphs either way.
+    """
+    source = textwrap.dedent(inspect.getsource(kind.forward))
+    source = source.replace('feat_cache[idx] == "Rep"', "isinstance(feat_cache[idx], str)")
+    source = source.replace('feat_cache[idx] != "Rep"', "not isinstance(feat_cache[idx], str)")
+    made: dict[str, Any] = {}
+    exec(source, vars(sys.modules[kind.__module__]), made)
+    kind.forward = made["forward"]
 
 
 def _set_tiles(autoencoder: Any, edge: int, ratio: int) -> None:
