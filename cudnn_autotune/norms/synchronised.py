@@ -4,8 +4,8 @@ PyTorch's takes ranks with an empty batch out of what all ranks have gathered. T
 on the GPU alone, so the host waits for it in each forward, and the GPU then waits for the host.
 Here such a rank counts as next to no values, which leaves the result to the others.
 
-All else is PyTorch's: the kernels, the collectives and what they carry, and so the results' bits.
-Unless a batch is empty, ranks need not agree on which of the two forwards computes a call.
+All else is PyTorch's: the kernels, the collectives and what they carry. Unless a batch is empty,
+results have the same bits, and ranks need not agree on which of the two forwards computes a call.
 """
 
 from __future__ import annotations

@@ -60,12 +60,12 @@ def synchronised(how: str) -> tuple[dict[str, float], dict[str, float]]:
     return found
 
 
-def synchronised_norm(
-    sizes: list[int], dtype: torch.dtype, in_rows: bool, has_pytorchs: bool
-) -> tuple[dict[str, float], dict[str, float]]:
-    """The errors of a norm, and its differences from PyTorch's, with batches of these sizes."""
+def synchronised_norms(
+    cases: list[tuple[Any, ...]],
+) -> list[tuple[dict[str, float], dict[str, float]]]:
+    """The errors of a norm in each case, and its differences from PyTorch's."""
     group = _group()
-    found = norms.trained_on_gpu(sizes, dtype, in_rows, has_pytorchs, group)
+    found = [norms.trained_on_gpu(*case, group) for case in cases]
     dist.destroy_process_group(group)
     return found
 
