@@ -4,7 +4,7 @@
 // 7x7x3. What belongs to no window is removed from a pair by a mask. So no product is computed that
 // the convolution does not have, and infinities stay where they belong.
 //
-// A row may begin an element before the window (`lead`), at most LEADS.
+// A row may begin some elements before the window (`lead`), at most LEADS.
 
 constexpr int TILE_H = (TILE_P - 1) * STRIDE_H + KERNEL_H;  // rows of a plane in a tile
 constexpr int TILE_BYTES = PLANES * TILE_H * PITCH * static_cast<int>(sizeof(ELEMENT));
@@ -35,7 +35,7 @@ __device__ __forceinline__ unsigned pair_mask(int pair, int lead) {
   if (PAIR == 1) return ~0u;
   const int element = pair % ROW_PAIRS * 2 - lead;
   return (element >= 0 && element < ROW ? 0x0000ffffu : 0u) |
-         (element + 1 < ROW ? 0xffff0000u : 0u);
+         (element >= -1 && element + 1 < ROW ? 0xffff0000u : 0u);
 }
 __device__ __forceinline__ unsigned lane_mask(int i, int t, int lead) {
   unsigned mask = ~0u;

@@ -45,21 +45,27 @@ __device__ __forceinline__ void begin_copy(ELEMENT* target, const ELEMENT* __res
   const int top = STRIDE_H * tile.p - shape.pad_h;
   const int front = IS_3D ? STRIDE_D * tile.depth(shape) - shape.pad_d : 0;
   const int depths = IS_3D ? shape.depth : 1;
-  x += static_cast<long long>(tile.sample(shape)) * (PLANES / KERNEL_D) * depths * shape.height *
-       row_elements;
-  for (int i = threadIdx.x; i < PLANES * rows * copies; i += threads) {
+  const int plane_elements = shape.height * row_elements;
+  x += static_cast<long long>(tile.sample(shape)) * (PLANES / KERNEL_D) * depths * plane_elements;
+  for (int i = threadIdx.x; i < rows * copies; i += threads) {
     const int row = i / copies;
     const int element = first + (i - row * copies) * COPY;
-    const int plane = PLANES == 1 ? 0 : row / rows;
-    const int h = top + row - plane * rows;
-    const int channel = plane / KERNEL_D, d = front + plane - channel * KERNEL_D;
-    const bool valid = h >= 0 && h < shape.height && element >= 0 && element < row_elements &&
-                       (!IS_3D || (d >= 0 && d < depths));
-    const int at = valid ? ((channel * depths + d) * shape.height + h) * row_elements + element : 0;
-    if constexpr (sizeof(ELEMENT) * COPY < 4) {
-      target[i] = valid ? x[at] : ELEMENT{0};
-    } else {
-      copy_async<sizeof(ELEMENT) * COPY>(target + i * COPY, x + at, valid);
+    const int h = top + row;
+    const bool is_inside = h >= 0 && h < shape.height && element >= 0 && element < row_elements;
+    const ELEMENT* const from = x + (is_inside ? h * row_elements + element : 0);
+    // What only depends on the plane is the same for all threads.
+#pragma unroll(PLANES <= 8 ? PLANES : 4)
+    for (int plane = 0; plane < PLANES; ++plane) {
+      const int channel = plane / KERNEL_D, d = front + plane - channel * KERNEL_D;
+      const bool is_there = !IS_3D || (d >= 0 && d < depths);
+      const int at = is_there ? (channel * depths + d) * plane_elements : 0;
+      const bool valid = is_inside && is_there;
+      ELEMENT* const to = target + plane * rows * PITCH + i * COPY;
+      if constexpr (sizeof(ELEMENT) * COPY < 4) {
+        *to = valid ? from[at] : ELEMENT{0};
+      } else {
+        copy_async<sizeof(ELEMENT) * COPY>(to, from + at, valid);
+      }
     }
   }
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -60,12 +61,12 @@ class Rows:
     problem: ConvProblem
     """The problem, with two or three dimensions."""
 
-    @property
+    @cached_property
     def kernel(self) -> tuple[int, int, int]:
         """Depth, height and width of a window. An image has depth 1."""
         return _depth_first(self.problem.weight_shape[2:], 1)
 
-    @property
+    @cached_property
     def stride(self) -> tuple[int, int, int]:
         return _depth_first(self.problem.stride, 1)
 
@@ -74,7 +75,7 @@ class Rows:
         """Elements before each dimension."""
         return _depth_first(self.problem.padding[: self.problem.spatial_dims], 0)
 
-    @property
+    @cached_property
     def output(self) -> tuple[int, int, int]:
         """Depth, height and width of an output."""
         return _depth_first(self.problem.output_shape[2:], 1)
@@ -84,12 +85,12 @@ class Rows:
         """Whether the channels of an image are planes, and not together in its pixels."""
         return self.problem.memory_format == torch.contiguous_format
 
-    @property
+    @cached_property
     def channels(self) -> int:
         """Adjacent elements of a pixel."""
         return 1 if self.is_planar else self.problem.input_shape[1]
 
-    @property
+    @cached_property
     def planes(self) -> int:
         """Planes of the input in a window."""
         return self.problem.input_shape[1] // self.channels * self.kernel[0]
@@ -98,16 +99,16 @@ class Rows:
     def row(self) -> int:
         return self.kernel[2] * self.channels
 
-    @property
+    @cached_property
     def pixel_step(self) -> int:
         return self.stride[2] * self.channels
 
-    @property
+    @cached_property
     def left(self) -> int:
         """Elements of a tile before its first window, so that a row begins at a multiple of 8."""
         return -self.channels * self.padding[2] % 8
 
-    @property
+    @cached_property
     def copy(self) -> int:
         """The most elements of a copy: rows of the image begin at a multiple."""
         row_elements = self.problem.input_shape[-1] * self.channels

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,15 @@ import torch
 from support import cuda_emulation
 from support.cuda_emulation import run_recipe
 from support.cuda_emulation.checks import H200, between_bands, check
-from support.kernels.few_channels import FEW_CHANNELS, LARGE, WGRAD, WGRAD_LAYERS, first_layer
+from support.kernels.few_channels import (
+    FEW_CHANNELS,
+    LARGE,
+    LARGE_PLANES,
+    PLANES,
+    WGRAD,
+    WGRAD_LAYERS,
+    first_layer,
+)
 
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import KernelLaunch, Recipe
@@ -51,6 +60,15 @@ def test_blocks_and_warps_have_nearly_equal_shares(shapes: tuple[Any, ...]) -> N
         computed = -(-tiles // launch.grid[0]) * turns * d["M_TILES"] * d["WARPS_M"] * 16
         computed *= launch.grid[0] * launch.grid[1] * d["WARPS_N"] * d["N_TILES"] * 8
         assert n * p * q * k > 0.85 * computed
+
+
+def test_pairs_of_pixels_are_offered_beside_single_ones() -> None:
+    for problem in LARGE_PLANES:
+        found = [settings.endswith("PAIRED=1") for settings in PLANES.settings_of(problem)]
+        assert any(found) == (problem.weight_shape[-1] <= 16)  # longer ones have too many weights
+        assert not all(found)
+        of_numbers = PLANES.settings_of(replace(problem, dtype=torch.float32))
+        assert not any(settings.endswith("PAIRED=1") for settings in of_numbers)
 
 
 # The gradient of the weight

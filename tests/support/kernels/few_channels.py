@@ -201,6 +201,9 @@ SIGNALS = {
     "long windows": planes((1, 1, 5, 7, 70), (10, 1, 3, 3, 10), 1, (1, 1, 4, 1, 1, 5)),
     "last of volumes": planes((1, 16, 3, 4, 24), (4, 16, 1, 3, 3), 1, (0, 1, 1)),
     "first of volumes": planes((1, 1, 7, 10, 40), (16, 1, 5, 5, 5), 2, 2, bias=True),
+    "whole videos": planes((2, 3, 4, 17, 70), (3, 3, 2, 3, 3)),
+    "whole volumes": planes((1, 1, 5, 18, 50), (10, 1, 3, 3, 10), dtype=BF16),
+    "odd pad": planes((1, 2, 3, 9, 61), (5, 2, 2, 3, 4), (1, 1, 3), (0, 1, 3), bias=True),
 }
 DGRAD: dict[str, tuple[Any, ...]] = {
     "HiFi-GAN's last": ((2, 32, 331), (1, 32, 7), 1, 3),
@@ -209,6 +212,7 @@ DGRAD: dict[str, tuple[Any, ...]] = {
     "u-net": ((1, 3, 9, 72), (16, 3, 3, 3), 1, (1, 0)),
     "last of images": ((1, 12, 9, 40), (3, 12, 2, 3), 1, (1, 2, 0, 1)),
     "videos": ((2, 3, 5, 9, 40), (3, 3, 2, 3, 3), 1, (1, 1, 1, 0, 1, 2)),
+    "whole videos": ((1, 3, 4, 17, 70), (3, 3, 2, 3, 3)),
     "long windows": ((1, 1, 5, 7, 70), (4, 1, 3, 3, 10), 1, (1, 1, 4, 1, 1, 5)),
 }
 SPECTRUM = planes((32, 1, 160_000), (402, 1, 400), 160, 200)
@@ -264,6 +268,8 @@ PLANES = Family(
     blocks_and_tiles=_blocks_and_tiles,
     spoilt=[
         *(SIGNALS[name] for name in ("resnet", "inception", "wav2vec2", "SEANet", "videos")),
+        *(SIGNALS[name] for name in ("whole videos", "whole volumes", "odd pad")),
+        replace(planes(*DGRAD["whole videos"]), op="dgrad"),
         *(replace(SIGNALS[name], dtype=FP32) for name in ("wav2vec2", "videos")),
     ],
     patterns=[planes((1, 3, 15, 39), (32, 3, 3, 3), 2)],
