@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -52,6 +53,8 @@ def tables(data: dict[str, Any]) -> list[Any]:
     table = Table("GPU tests, file by file", ("file", *OUTCOMES, "seconds"))
     if reasons := data["results"]["skip_reasons"]:
         table.note = "Skipped: " + "; ".join(reasons)
+    if not data["complete"]:
+        table.note = f"The time was over before all tests had run. {table.note}".rstrip()
     total = {key: sum(counts[key] for counts in files.values()) for key in (*OUTCOMES, "seconds")}
     for name, counts in {**files, "all": total}.items():
         cells = [str(counts[outcome]) for outcome in OUTCOMES]
@@ -72,14 +75,19 @@ def main() -> int:
     with Record("gpu_tests", options) as record:
         codes: list[int] = []
         tests: list[junit.Test] = []
+        begin = time.monotonic()
         for marked, workers in (("not alone", options.workers), ("alone", 1)):
             command = [*options.tests, "--durations=10", "-m", marked]
             command += ["-o", f"faulthandler_timeout={_TOO_LONG_S}"]
-            one = argparse.Namespace(**vars(options) | {"workers": workers})
+            left = options.time_limit and begin + options.time_limit - time.monotonic()
+            one = argparse.Namespace(**vars(options) | {"workers": workers, "time_limit": left})
             code, found = junit.run(command, one, cwd=ROOT)
             codes.append(code)
             tests += found
-        record.results.update(summed(tests))
+            record.results.update(summed(tests))
+            record.save()
+            if code == pytest.ExitCode.INTERRUPTED:
+                break
     passed, none = pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED
     bad = [code for code in codes if code not in (passed, none)]
     record.end(all(code == pytest.ExitCode.TESTS_FAILED for code in bad), tables)

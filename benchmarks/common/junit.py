@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import subprocess
 import sys
 import tempfile
@@ -12,6 +13,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
+_ENDING_S = 20  # of an interrupted pytest, which writes its report
 OUTCOMES = ("passed", "failed", "error", "skipped", "xfailed")
 
 
@@ -31,12 +33,16 @@ def add_options(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--workers", type=int, default=1, help="processes, by pytest-xdist (%(default)s)"
     )
+    p.add_argument(
+        "--time-limit", type=float, help="seconds, after which the tests left are not run"
+    )
 
 
 def run(
     arguments: Sequence[str], options: argparse.Namespace, **process: Any
 ) -> tuple[int, list[Test]]:
-    """Runs pytest by the options of :func:`add_options`; returns its exit status, and the tests.
+    """Runs pytest by the options of :func:`add_options`; returns its exit status, and the tests
+    that ended. The status is `pytest.ExitCode.INTERRUPTED` if the time limit was over before.
 
     Raises:
         SystemExit: pytest left no report.
@@ -50,15 +56,31 @@ def run(
         command.append(f"--junitxml={report}")
         if options.workers > 1:
             command += ["-n", str(options.workers), "--dist", "worksteal"]
-        code = subprocess.run(command, stdout=output, stderr=output, **process).returncode
+        code = _status(command, options.time_limit, stdout=output, stderr=output, **process)
         if not report.exists():
             sys.exit(f"pytest ended with {code} and left no report")
         return code, list(read(report))
 
 
+def _status(command: Sequence[str], time_limit: float | None, **more: Any) -> int:
+    """Runs a command, interrupts it at the limit, and returns its exit status."""
+    with subprocess.Popen(command, **more) as process:
+        try:
+            return process.wait(time_limit)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)
+        try:
+            return process.wait(_ENDING_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return process.wait()
+
+
 def read(path: Path) -> Iterator[Test]:
     """Yields the tests of a report."""
     for case in ElementTree.parse(path).getroot().iter("testcase"):
+        if not case.get("name"):  # that of a test which was interrupted
+            continue
         outcome, message = "passed", ""
         for child in case:
             if child.tag in ("failure", "error", "skipped"):
