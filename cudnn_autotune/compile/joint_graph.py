@@ -35,6 +35,42 @@ def rewrite_joint(graph: Graph) -> None:
     round_before_relu(graph)
     tell_by_outputs(graph, decompositions)
     copy_slices(graph)
+    sum_in_memory_order(graph)
+
+
+def sum_in_memory_order(graph: Graph) -> None:
+    """Lets a sum over channels and places read its operand in the order of the memory.
+
+    Inductor divides a large sum among blocks by the order of the dimensions. In channels_last a
+    block would read one channel's places, one here and one there: so it is with PReLU's gradient.
+
+    Args:
+        graph: as of :func:`recompute_outputs`.
+    """
+    for node in graph.find_nodes(op="call_function", target=_aten.sum.dim_IntList):
+        operand: Any = node.args[0]
+        value, keeps = operand.meta["val"], len(node.args) > 2 and node.args[2]
+        if not keeps or not all(isinstance(one, int) for one in (*value.shape, *value.stride())):
+            continue
+        summed = {dim % value.dim() for dim in node.args[1] or range(value.dim())}
+        order = sorted(range(value.dim()), key=value.stride, reverse=True)
+        if [dim for dim in order if dim in summed] == sorted(summed):
+            continue
+        places = [order.index(dim) for dim in range(value.dim())]
+        with graph.inserting_before(node):
+            in_order = _call(graph, _aten.permute.default, operand, order)
+            dims = sorted(places[dim] for dim in summed)
+            total = _call(graph, node.target, in_order, dims, *node.args[2:], **node.kwargs)
+            result = _call(graph, _aten.permute.default, total, places)
+        node.replace_all_uses_with(result)
+        graph.erase_node(node)
+
+
+def _call(graph: Graph, target: Any, operand: Node, *rest: Any, **kwargs: Any) -> Node:
+    """Adds a call to a graph, with its value."""
+    node = graph.call_function(target, (operand, *rest), kwargs)
+    node.meta["val"] = target(operand.meta["val"], *rest, **kwargs)
+    return node
 
 
 def copy_slices(graph: Graph) -> None:

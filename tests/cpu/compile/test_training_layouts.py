@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch._inductor import config
 from torch._inductor.graph import GraphLowering
 from torch._inductor.utils import run_and_get_code
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
@@ -26,6 +27,7 @@ import cudnn_autotune as ca
 from cudnn_autotune.compile import compiled_graph, entry, training_graph
 from cudnn_autotune.compile.comparison import Comparison
 from cudnn_autotune.compile.compilation import EAGER
+from cudnn_autotune.compile.joint_graph import sum_in_memory_order
 from cudnn_autotune.compile.training_graph import WITHOUT_NORMS
 
 LAID_OUT = "cudnn_autotune, channels_last"
@@ -449,6 +451,31 @@ def test_no_strides_are_padded(monkeypatch: pytest.MonkeyPatch) -> None:
     check(nn.Sequential(nn.Conv2d(8, 8, 3), nn.Conv2d(8, 4, 1)), torch.randn(IMAGES))
     assert last().chosen == LAID_OUT, last().note
     assert found == [False, False], "forward and backward"
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4, 5), (3, 4, 5), (2, 3, 2, 2, 3)])
+@pytest.mark.parametrize("dims", [None, (0, 1, 2), (1, 2), (0, 2), (1,)])
+def test_sums_are_in_memory_order(shape: tuple[int, ...], dims: tuple[int, ...] | None) -> None:
+    summed = [*range(len(shape))] if dims is None else [*dims]
+    x = torch.randn(shape).movedim(1, -1).contiguous().movedim(-1, 1)
+    graph = make_fx(lambda x: (x * 2).sum(summed, True), tracing_mode="fake")(x)
+    sum_in_memory_order(graph.graph)
+    graph.recompile()
+    total = (x * 2).sum(summed, True)
+    torch.testing.assert_close(graph(x), total)
+    (node,) = graph.graph.find_nodes(op="call_function", target=torch.ops.aten.sum.dim_IntList)
+    strides = node.args[0].meta["val"].stride()
+    read = [strides[dim] for dim in node.args[1]]
+    assert read == sorted(read, reverse=True)
+    is_permuted = strides != x.stride()
+    assert is_permuted == (1 in summed and max(summed) > 1)
+
+
+@pytest.mark.parametrize("weights", [1, 8])
+def test_the_gradient_of_prelu(weights: int) -> None:
+    model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.PReLU(weights), nn.Conv2d(8, 4, 1))
+    check(model, torch.randn(IMAGES))
+    assert last().chosen == LAID_OUT, last().note
 
 
 def pooled() -> nn.Module:
