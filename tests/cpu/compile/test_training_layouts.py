@@ -19,12 +19,13 @@ from torch import Tensor, nn
 from torch._inductor import config
 from torch._inductor.graph import GraphLowering
 from torch._inductor.utils import run_and_get_code
+from torch.fx import Graph
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 import cudnn_autotune as ca
-from cudnn_autotune.compile import compiled_graph, entry, training_graph
+from cudnn_autotune.compile import compiled_graph, entry, joint_graph, training_graph
 from cudnn_autotune.compile.comparison import Comparison
 from cudnn_autotune.compile.compilation import EAGER
 from cudnn_autotune.compile.joint_graph import sum_in_memory_order
@@ -355,8 +356,9 @@ def test_a_backward_reads_one_copy_of_the_gradient(up: Any, on_cpu: None) -> Non
     model, x = up(8, 6, 2, 2), torch.randn(2, 8, *[5, 4][: 2 if up is nn.ConvTranspose2d else 1])
     call = compiled(model)
     _, (_, backward) = run_and_get_code(lambda: call(x.requires_grad_()).sin().sum().backward())
-    (of_input,) = re.findall(r"conv_fprop\.default\((\w+), ", backward)
-    (of_weight,) = re.findall(r"conv_wgrad\.default\(\w+, (\w+), ", backward)
+    operand = r"(?:reinterpret_tensor\()?(\w+), "
+    (of_input,) = re.findall(rf"conv_fprop\.default\({operand}", backward)
+    (of_weight,) = re.findall(rf"conv_wgrad\.default\(\w+, {operand}", backward)
     assert of_input == of_weight
     (strides,) = re.findall(rf"{of_input} = empty_strided_cpu\(\(.*?\), \((.*?)\)", backward)
     assert strides.split(", ")[1] == "1"
@@ -476,6 +478,30 @@ def test_the_gradient_of_prelu(weights: int) -> None:
     model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.PReLU(weights), nn.Conv2d(8, 4, 1))
     check(model, torch.randn(IMAGES))
     assert last().chosen == LAID_OUT, last().note
+
+
+@pytest.mark.parametrize("is_laid_out", [False, True])
+@pytest.mark.parametrize("conv", [nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d])
+def test_output_gradients_are_in_memory_before_biases_are_summed(
+    conv: Any, is_laid_out: bool, on_cpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[bool] = []
+    rewrite = training_graph.rewrite_joint
+
+    def spy(graph: Graph) -> None:
+        rewrite(graph)
+        for node in graph.nodes:
+            value = node.meta.get("val")
+            if isinstance(value, Tensor) and "inductor_realize_to_strides" in node.meta:
+                found.append(value.stride(1) == 1)
+
+    monkeypatch.setattr(training_graph, "rewrite_joint", spy)
+    monkeypatch.setattr(training_graph, "favours_channels_last", lambda *_, **__: is_laid_out)
+    monkeypatch.setattr(joint_graph, "_LEAST_SUMMED", 1)
+    model = nn.Sequential(conv(8, 8, 3), nn.SiLU(), conv(8, 4, 3))
+    rank = {nn.Conv1d: 1, nn.Conv3d: 3}.get(conv, 2)
+    check(model, torch.randn(2, 8, *[7] * rank))
+    assert found == [True] * (2 * is_laid_out)
 
 
 def pooled() -> nn.Module:
