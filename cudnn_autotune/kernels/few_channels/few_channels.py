@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -9,8 +10,8 @@ from itertools import product
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
-from cudnn_autotune.kernels.family import KernelFamily, epilogue_macros
-from cudnn_autotune.kernels.few_channels.few_channels_rows import Rows, is_computed
+from cudnn_autotune.kernels.family import KernelFamily, epilogue_macros, operands
+from cudnn_autotune.kernels.few_channels.few_channels_rows import Rows, forward_view, is_computed
 from cudnn_autotune.kernels.sources import source, version_of
 
 _SOURCES = ("few_channels_rows.cuh", "few_channels_pairs.cuh", "few_channels.cu")
@@ -25,8 +26,8 @@ _WARPS = 8
 _OTHER_REGISTERS, _RESIDUAL_REGISTERS = 28, 8
 """Registers per thread besides the weights, the sums and the image's fragments, as in cubins."""
 _MOST_REGISTERS = 240
-_MOST_WEIGHT_REGISTERS = 64
-"""Most registers per eight channels. A larger window is a matrix for cuDNN."""
+_MOST_ELEMENTS = 512
+"""Most elements in the registers of eight channels. A larger window is a matrix for cuDNN."""
 
 
 @dataclass(frozen=True)
@@ -56,26 +57,27 @@ class _Geometry(Rows):
 
     @property
     def phases(self) -> int:
-        return 1 + self.pixel_step % 2
+        return 1 + self.pixel_step % self.pair
 
     @property
     def leads(self) -> int:
-        return 1 if self.phases == 2 else self.left % 2
+        return 1 if self.phases == 2 else self.left % self.pair
 
     @property
     def row_pairs(self) -> int:
-        return (self.row + self.leads + 1) // 2
+        return -(-(self.row + self.leads) // self.pair)
 
     @property
     def registers(self) -> int:
         return -(-self.planes * self.kernel[1] * self.row_pairs // 4)
 
     def tile_pitch(self, columns: int) -> int:
-        return self.pitch(columns, 2 * self.row_pairs)
+        return self.pitch(columns, self.pair * self.row_pairs)
 
     def tile_bytes(self, settings: _Tiling) -> int:
         height = (settings.rows - 1) * self.stride[1] + self.kernel[1]
-        return self.planes * height * self.tile_pitch(settings.columns) * 2
+        pitch = self.tile_pitch(settings.columns)
+        return self.planes * height * pitch * self.problem.dtype.itemsize
 
     def shared_bytes(self, settings: _Tiling) -> int:
         tile = self.tile_bytes(settings)
@@ -85,9 +87,14 @@ class _Geometry(Rows):
         return 2 * tile + self.phases * channels * words * 4 + biases
 
 
+def _eights(problem: ConvProblem) -> int:
+    """Returns the eights of output channels, the last of which may not be whole."""
+    return -(-problem.weight_shape[0] // 8)
+
+
 def _warps(problem: ConvProblem, settings: _Tiling) -> tuple[int, int]:
     """Returns the warps of a block along pixels and along channels."""
-    groups = problem.weight_shape[0] // (8 * settings.n_tiles)
+    groups = _eights(problem) // settings.n_tiles
     along_channels = next(n for n in (4, 3, 2, 1) if groups % n == 0)
     return _WARPS // along_channels, along_channels
 
@@ -95,32 +102,34 @@ def _warps(problem: ConvProblem, settings: _Tiling) -> tuple[int, int]:
 def _grid(geometry: _Geometry, settings: _Tiling) -> tuple[int, int]:
     """Returns the tiles, and the blocks along channels."""
     problem = geometry.problem
-    along_channels = _warps(problem, settings)[1] * 8 * settings.n_tiles
+    along_channels = _warps(problem, settings)[1] * settings.n_tiles
     *_, tiles = geometry.grid(settings.rows, settings.columns)
-    return tiles, problem.output_shape[1] // along_channels
+    return tiles, _eights(problem) // along_channels
 
 
 class FewChannels(KernelFamily[_Tiling]):
-    """Implicit GEMM for first layers: float16 and bfloat16, channels_last, 2-d and 3-d, 1 to 8
-    input channels, output channels a multiple of 8, no dilation, no groups."""
+    """Implicit GEMM for first layers: float16, bfloat16 and TF32, channels_last, 2-d and 3-d, 1 to
+    16 input channels, no dilation, no groups. With stride 1 it computes gradients of the input, if
+    the output has 1 to 16 channels."""
 
     name = "few_channels"
     version = version_of(__name__)
 
     def tilings(self, problem: ConvProblem, gpu: Gpu) -> Sequence[_Tiling]:
-        geometry = _Geometry(problem)
-        if problem.op != "fprop" or not is_computed(problem):
+        view = forward_view(problem)
+        if view is None or not is_computed(view):
             return ()
-        if geometry.registers > _MOST_WEIGHT_REGISTERS:
+        geometry = _Geometry(view)
+        if 4 * geometry.pair * geometry.registers > _MOST_ELEMENTS:
             return ()
         found = []
         for n_tiles in range(1, 9):
             for m_tiles in (1, 2):
                 used = n_tiles * geometry.registers + m_tiles * (4 * n_tiles + 4)
                 used += _OTHER_REGISTERS + _RESIDUAL_REGISTERS * problem.residual
-                if problem.weight_shape[0] % (8 * n_tiles) == 0 and used <= _MOST_REGISTERS:
+                if _eights(view) % n_tiles == 0 and used <= _MOST_REGISTERS:
                     blocks = min(4, gpu.sm_registers // (32 * _WARPS * used))
-                    found.append(_tiled(n_tiles, m_tiles, blocks, problem, gpu))
+                    found.append(_tiled(n_tiles, m_tiles, blocks, view, gpu))
         # Enough warps hide latencies, and each fragment of the image should have many products.
         found.sort(
             key=lambda s: (
@@ -140,9 +149,13 @@ class FewChannels(KernelFamily[_Tiling]):
         return tuple(s for s in best if s.blocks > 0)
 
     def build(self, problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> Recipe:
-        geometry = _Geometry(problem)
+        view = forward_view(problem)
+        assert view is not None
+        geometry = _Geometry(view)
         tiles, blocks_y = _grid(geometry, tiling)
-        warps_m, warps_n = _warps(problem, tiling)
+        warps_m, warps_n = _warps(view, tiling)
+        filters, most = view.weight_shape[0], 4 * geometry.pair
+        x, w, y = operands(problem)
         defines = {
             **geometry.defines,
             "LEADS": geometry.leads,
@@ -154,6 +167,9 @@ class FewChannels(KernelFamily[_Tiling]):
             "WARPS_M": warps_m,
             "WARPS_N": warps_n,
             "BLOCKS": tiling.blocks,
+            "STORE": math.gcd(filters, 2 * tiling.n_tiles, most),
+            "IS_RAGGED": int(filters % 8 != 0),
+            "IS_TURNED": int(problem.op == "dgrad"),
             "SHARED_BYTES": geometry.shared_bytes(tiling),
             **dict(epilogue_macros(problem)),
         }
@@ -163,11 +179,10 @@ class FewChannels(KernelFamily[_Tiling]):
             grid=(min(tiles, max(1, resident // blocks_y)), blocks_y, 1),
             block=(32 * warps_m * warps_n, 1, 1),
             arguments=(
-                Address("x"),
-                Address("w"),
+                *(x, w),
                 Address("bias" if problem.bias else "x"),
                 Address("residual" if problem.residual else "x"),
-                Address("y"),
+                y,
                 *geometry.arguments(tiling.rows, tiling.columns),
             ),
             shared_bytes=geometry.shared_bytes(tiling),
@@ -213,7 +228,8 @@ def _clocks(problem: ConvProblem, settings: _Tiling, gpu: Gpu) -> int:
     # A quarter of the multiprocessor takes 4 clocks for 8 elements, 8 channels and 16 pixels.
     products = turns * settings.m_tiles * settings.n_tiles * geometry.registers * warps_m * warps_n
     image = geometry.tile_bytes(settings)
-    output = 2 * settings.rows * settings.columns * warps_n * 8 * settings.n_tiles
+    channels = min(problem.weight_shape[0], warps_n * 8 * settings.n_tiles)
+    output = problem.dtype.itemsize * settings.rows * settings.columns * channels
     # Much of the image comes from the L2 cache. Products begin when the first tile is here.
     moved = (image // 2 + output) // _BYTES_OF_A_CLOCK
     resident = max(1, gpu.multiprocessors * settings.blocks // blocks_y)

@@ -46,3 +46,28 @@ __device__ __forceinline__ unsigned lane_mask(int i, int t, int lead) {
   }
   return mask;
 }
+
+// sums = addends + left * right, of one register of window elements or of two.
+template <typename T>
+__device__ __forceinline__ void multiply(float (&sums)[4], const unsigned (&left)[2],
+                                         const unsigned (&more)[2], const unsigned (&right)[2],
+                                         const float (&addends)[4]) {
+  if constexpr (PAIR == 2) {
+    mma_16x8x16<T>(sums, {left[0], left[1], more[0], more[1]}, right, addends);
+  } else {
+#pragma unroll
+    for (int k = 0; k < 4; ++k) sums[k] = addends[k];
+    mma_16x8x8_tf32(sums, {left[0], left[1], more[0], more[1]}, right);
+  }
+}
+template <typename T>
+__device__ __forceinline__ void multiply(float (&sums)[4], const unsigned (&left)[2],
+                                         unsigned right, const float (&addends)[4]) {
+  if constexpr (PAIR == 2) {
+    mma_16x8x8<T>(sums, left, right, addends);
+  } else {
+#pragma unroll
+    for (int k = 0; k < 4; ++k) sums[k] = addends[k];
+    mma_16x8x8_tf32(sums, {left[0], left[1], 0u, 0u}, {right, 0u});
+  }
+}

@@ -92,31 +92,6 @@ __device__ __forceinline__ void put_one(float* place, const Two<float>& two, int
   place[which] = which ? two.both.y : two.both.x;
 }
 
-// sums = addends + left * right, of one register of window elements or of two.
-template <typename T>
-__device__ __forceinline__ void multiply(float (&sums)[4], const unsigned (&left)[2],
-                                         const unsigned (&more)[2], const unsigned (&right)[2],
-                                         const float (&addends)[4]) {
-  if constexpr (PAIR == 2) {
-    mma_16x8x16<T>(sums, {left[0], left[1], more[0], more[1]}, right, addends);
-  } else {
-#pragma unroll
-    for (int k = 0; k < 4; ++k) sums[k] = addends[k];
-    mma_16x8x8_tf32(sums, {left[0], left[1], more[0], more[1]}, right);
-  }
-}
-template <typename T>
-__device__ __forceinline__ void multiply(float (&sums)[4], const unsigned (&left)[2],
-                                         unsigned right, const float (&addends)[4]) {
-  if constexpr (PAIR == 2) {
-    mma_16x8x8<T>(sums, left, right, addends);
-  } else {
-#pragma unroll
-    for (int k = 0; k < 4; ++k) sums[k] = addends[k];
-    mma_16x8x8_tf32(sums, {left[0], left[1], 0u, 0u}, {right, 0u});
-  }
-}
-
 // A weight of an output channel: that of a row of a window and an element of the row. The gradient
 // of an input is a convolution with filters that are turned round (IS_TURNED).
 __device__ __forceinline__ unsigned weight_at(const ELEMENT* __restrict__ w, int channel, int row,

@@ -8,11 +8,11 @@ from functools import cached_property
 from itertools import product
 
 from cudnn_autotune.engines.implementations import Gpu
-from cudnn_autotune.engines.problem import ConvProblem, as_images
+from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
 from cudnn_autotune.kernels.cost_model import busiest_clocks, occupancy
 from cudnn_autotune.kernels.family import KernelFamily, epilogue_macros, operands
-from cudnn_autotune.kernels.few_channels.few_channels_rows import Rows, is_computed
+from cudnn_autotune.kernels.few_channels.few_channels_rows import Rows, forward_view, is_computed
 from cudnn_autotune.kernels.sources import source, version_of
 
 _SOURCES = ("few_channels_rows.cuh", "few_channels_pairs.cuh", "few_channels_planes.cu")
@@ -94,11 +94,6 @@ class _Geometry(Rows):
         """Elements before the window of the last pixel of a column."""
         return self.left % 2 + self.pixel_step if self.is_paired else 0
 
-    @property
-    def pair(self) -> int:
-        """Elements of a register."""
-        return 4 // self.problem.dtype.itemsize
-
     @cached_property
     def row_pairs(self) -> int:
         return -(-(self.row + self.leads) // self.pair)
@@ -135,17 +130,17 @@ class _Geometry(Rows):
 
 class FewChannelsPlanes(KernelFamily[_Tiling]):
     """Implicit GEMM for first and last layers: float16, bfloat16 and TF32, contiguous, 1-d to
-    3-d, no dilation, no groups. They have 1 to 8 input or output channels. It computes gradients
-    of the input of such layers with stride 1, too."""
+    3-d, no dilation, no groups. They have 1 to 16 input channels, or 1 to 8 output channels. It
+    computes gradients of the input of such layers with stride 1, too."""
 
     name = "few_channels_planes"
     version = version_of(__name__)
 
     def tilings(self, problem: ConvProblem, gpu: Gpu) -> Sequence[_Tiling]:
-        view = _view(problem)
+        view = forward_view(problem)
         if view is None or view.output_shape[-1] < _LEAST_COLUMNS:
             return ()
-        if not is_computed(view, in_tf32=True, is_planar=True):
+        if not is_computed(view, is_planar=True):
             return ()
         ranked: list[tuple[float, int, _Tiling]] = []
         for is_paired in (False, True):
@@ -165,7 +160,7 @@ class FewChannelsPlanes(KernelFamily[_Tiling]):
         return tuple(best[:_MOST_OFFERS])
 
     def build(self, problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> Recipe:
-        view = _view(problem)
+        view = forward_view(problem)
         assert view is not None
         geometry = _Geometry(view, tiling.is_paired)
         q = view.output_shape[-1]
@@ -205,27 +200,6 @@ class FewChannelsPlanes(KernelFamily[_Tiling]):
             shared_bytes=geometry.shared_bytes(tiling),
         )
         return Recipe((launch,))
-
-
-def _view(problem: ConvProblem) -> ConvProblem | None:
-    """Returns the problem as a forward convolution of images or volumes; None if it is none."""
-    if problem.op == "wgrad":
-        return None
-    images = as_images(problem) if problem.spatial_dims == 1 else problem
-    if images.op == "fprop":
-        return images
-    (k, c, *kernel), (x, w, y) = images.weight_shape, images.alignment
-    padding = tuple(kernel[i % len(kernel)] - 1 - p for i, p in enumerate(images.padding))
-    if images.groups > 1 or max(images.stride) > 1 or max(images.dilation) > 1 or min(padding) < 0:
-        return None
-    return replace(
-        images,
-        op="fprop",
-        input_shape=images.output_shape,
-        weight_shape=(c, k, *kernel),
-        padding=padding,
-        alignment=(y, w, x),
-    )
 
 
 def _grid(geometry: _Geometry, tiling: _Tiling) -> tuple[int, int]:

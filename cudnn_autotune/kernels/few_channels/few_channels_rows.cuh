@@ -33,6 +33,16 @@ __device__ __forceinline__ Tile tile_at(int index, const Shape& shape) {
   return {image, (row - image * shape.tiles_p) * TILE_P, (index - row * shape.tiles_q) * TILE_Q};
 }
 
+// Begins to copy neighbouring elements to shared memory; zeros if not `valid`.
+template <int elements>
+__device__ __forceinline__ void copy_elements(ELEMENT* to, const ELEMENT* from, bool valid) {
+  if constexpr (sizeof(ELEMENT) * elements < 4) {
+    *to = valid ? *from : ELEMENT{0};
+  } else {
+    copy_async<sizeof(ELEMENT) * elements>(to, from, valid);
+  }
+}
+
 // Begins to copy the rows that a tile's windows need, `rows` of each plane, zeros outside of the
 // image: PITCH elements of each, of which the first window has those from LEFT on. COPY elements at
 // a multiple of COPY are either inside of a row or outside.
@@ -59,13 +69,8 @@ __device__ __forceinline__ void begin_copy(ELEMENT* target, const ELEMENT* __res
       const int channel = plane / KERNEL_D, d = front + plane - channel * KERNEL_D;
       const bool is_there = !IS_3D || (d >= 0 && d < depths);
       const int at = is_there ? (channel * depths + d) * plane_elements : 0;
-      const bool valid = is_inside && is_there;
-      ELEMENT* const to = target + plane * rows * PITCH + i * COPY;
-      if constexpr (sizeof(ELEMENT) * COPY < 4) {
-        *to = valid ? from[at] : ELEMENT{0};
-      } else {
-        copy_async<sizeof(ELEMENT) * COPY>(to, from + at, valid);
-      }
+      copy_elements<COPY>(target + plane * rows * PITCH + i * COPY, from + at,
+                          is_inside && is_there);
     }
   }
 }

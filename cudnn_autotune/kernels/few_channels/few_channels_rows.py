@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 
-from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.problem import ConvProblem, as_images
 from cudnn_autotune.kernels.sources import ELEMENTS
 
-_MOST_CHANNELS = 8
+_MOST_CHANNELS = 16
+_MOST_FILTERS = 8
+"""Most filters of a contiguous layer with more channels."""
 _MOST_OUTPUT_CHANNELS = 65536
 """A grid has at most 65535 blocks along output channels."""
 _MOST_ELEMENTS = 2**30
@@ -19,15 +21,31 @@ _MOST_ELEMENTS = 2**30
 32 bits."""
 
 
-def is_computed(
-    problem: ConvProblem,
-    in_tf32: bool = False,
-    is_planar: bool = False,
-) -> bool:
+def forward_view(problem: ConvProblem) -> ConvProblem | None:
+    """Returns the problem as a forward convolution of images or volumes; None if it is none."""
+    if problem.op == "wgrad":
+        return None
+    images = as_images(problem) if problem.spatial_dims == 1 else problem
+    if images.op == "fprop":
+        return images
+    (k, c, *kernel), (x, w, y) = images.weight_shape, images.alignment
+    padding = tuple(kernel[i % len(kernel)] - 1 - p for i, p in enumerate(images.padding))
+    if images.groups > 1 or max(images.stride) > 1 or max(images.dilation) > 1 or min(padding) < 0:
+        return None
+    return replace(
+        images,
+        op="fprop",
+        input_shape=images.output_shape,
+        weight_shape=(c, k, *kernel),
+        padding=padding,
+        alignment=(y, w, x),
+    )
+
+
+def is_computed(problem: ConvProblem, is_planar: bool = False) -> bool:
     """Returns whether a kernel for few channels computes a problem of its operation.
 
     Args:
-        in_tf32: whether the kernel computes in TF32, too.
         is_planar: whether the kernel's memory format is contiguous, or else channels_last.
     """
     if problem.spatial_dims not in (2, 3):
@@ -38,15 +56,11 @@ def is_computed(
         zip(problem.input_shape[2:], problem.padding[:dims], problem.padding[dims:], strict=True),
     )
     channels, filters = problem.input_shape[1], problem.weight_shape[0]
-    if is_planar:
-        are_few = min(channels, filters) <= _MOST_CHANNELS
-    else:
-        are_few = channels <= _MOST_CHANNELS and filters % 8 == 0
     return (
-        are_few
+        (channels <= _MOST_CHANNELS or (is_planar and filters <= _MOST_FILTERS))
         and channels * max(padded) < _MOST_ELEMENTS
         and (problem.memory_format == torch.contiguous_format) == is_planar
-        and (problem.dtype in (torch.float16, torch.bfloat16) or (in_tf32 and problem.may_use_tf32))
+        and (problem.dtype in (torch.float16, torch.bfloat16) or problem.may_use_tf32)
         and problem.groups == 1
         and max(problem.dilation) == 1
         and filters <= _MOST_OUTPUT_CHANNELS
@@ -84,6 +98,11 @@ class Rows:
     def is_planar(self) -> bool:
         """Whether the channels of an image are planes, and not together in its pixels."""
         return self.problem.memory_format == torch.contiguous_format
+
+    @property
+    def pair(self) -> int:
+        """Elements of a register."""
+        return 4 // self.problem.dtype.itemsize
 
     @cached_property
     def channels(self) -> int:

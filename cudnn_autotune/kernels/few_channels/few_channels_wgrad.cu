@@ -45,17 +45,18 @@ __device__ __forceinline__ Tile second_of(const Tile& tile) {
 __device__ __forceinline__ void begin_gradients(unsigned char* target,
                                                 const ELEMENT* __restrict__ y, const Tile& tile,
                                                 const Shape& shape, int first_channel) {
-  constexpr int copies = BLOCK_CHANNELS / 8;
+  constexpr int copies = BLOCK_CHANNELS / GRADIENT_COPY;
   y += static_cast<long long>(tile.image) * shape.p * shape.q * shape.channels + first_channel;
 #pragma unroll 2
   for (int i = threadIdx.x; i < 2 * TILE_Q * copies; i += THREADS) {
-    const int pixel = i / copies, channel = i % copies * 8;
+    const int pixel = i / copies, channel = i % copies * GRADIENT_COPY;
     const int row = pixel / TILE_Q, column = pixel % TILE_Q;
     const Tile begin = row == 0 ? tile : second_of(tile);
     const int p = begin.p, q = begin.q + column;
     const bool valid = p < shape.p && q < shape.q && first_channel + channel < shape.channels;
-    copy_async<16>(target + (2 * column + row) * GRADIENT_PITCH + 2 * channel,
-                   y + (valid ? (p * shape.q + q) * shape.channels + channel : 0), valid);
+    copy_elements<GRADIENT_COPY>(
+        reinterpret_cast<ELEMENT*>(target + (2 * column + row) * GRADIENT_PITCH) + channel,
+        y + (valid ? (p * shape.q + q) * shape.channels + channel : 0), valid);
   }
 }
 

@@ -23,7 +23,7 @@ _MOST_OFFERS = 5
 _MOST_SUMS = 160
 """Registers of a thread for sums: with 8 warps a block, it has at most 255 registers."""
 _SUMS_OF_TWO_BLOCKS, _SUMS_OF_THREE_BLOCKS = 80, 32
-_MOST_ELEMENTS = 400
+_MOST_ELEMENTS = 432
 """Elements of a window. A larger one is a matrix for cuDNN."""
 
 
@@ -48,14 +48,13 @@ class _Tiling:
 
 class FewChannelsWgrad(KernelFamily[_Tiling]):
     """Implicit GEMM for first layers: float16, bfloat16 and TF32, channels_last, 2-d and 3-d, 1 to
-    8 input channels, output channels a multiple of 8, no dilation, no groups. Sums of blocks are
-    added in a fixed order."""
+    16 input channels, no dilation, no groups. Sums of blocks are added in a fixed order."""
 
     name = "few_channels_wgrad"
     version = version_of(__name__)
 
     def tilings(self, problem: ConvProblem, gpu: Gpu) -> Sequence[_Tiling]:
-        if problem.op != "wgrad" or not is_computed(problem, in_tf32=True):
+        if problem.op != "wgrad" or not is_computed(problem):
             return ()
         elements = math.prod(problem.weight_shape[1:])
         if elements > _MOST_ELEMENTS:
@@ -103,6 +102,7 @@ class FewChannelsWgrad(KernelFamily[_Tiling]):
             "BLOCKS": tiling.blocks,
             "SHARED_BYTES": _shared_bytes(problem, tiling),
             "IS_RAGGED": int(q % 8 != 0),
+            "GRADIENT_COPY": math.gcd(problem.weight_shape[0], 16 // problem.dtype.itemsize),
         }
         if not problem.may_use_tf32:
             segments = _segments(problem)

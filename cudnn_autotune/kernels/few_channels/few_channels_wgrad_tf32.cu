@@ -23,16 +23,16 @@ static_assert(SHARED_BYTES >= 2 * COPIED_BYTES, "copies");
 __device__ __forceinline__ void begin_gradients(float* target, const float* __restrict__ y,
                                                 const Tile& tile, const Shape& shape,
                                                 int first_channel) {
-  constexpr int copies = BLOCK_CHANNELS / 4;
+  constexpr int copies = BLOCK_CHANNELS / GRADIENT_COPY;
   y += (static_cast<long long>(tile.image) * shape.p + tile.p) * shape.q * shape.channels +
        first_channel;
 #pragma unroll 2
   for (int i = threadIdx.x; i < TILE_Q * copies; i += THREADS) {
-    const int column = i / copies, channel = i % copies * 4;
+    const int column = i / copies, channel = i % copies * GRADIENT_COPY;
     const int q = tile.q + column;
     const bool valid = q < shape.q && first_channel + channel < shape.channels;
-    copy_async<16>(target + column * GRADIENT_PITCH + channel,
-                   y + (valid ? q * shape.channels + channel : 0), valid);
+    copy_elements<GRADIENT_COPY>(target + column * GRADIENT_PITCH + channel,
+                                 y + (valid ? q * shape.channels + channel : 0), valid);
   }
 }
 

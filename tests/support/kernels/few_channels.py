@@ -78,11 +78,42 @@ def first_layer(
     return ConvProblem(op, input_shape, weight_shape, stride, padding, **options)
 
 
+NARROW: dict[str, tuple[Any, ...]] = {
+    "videos": ((1, 3, 4, 9, 24), (3, 3, 2, 3, 3), 1, (1, 1, 1, 0, 1, 1)),
+    "twelve": ((1, 12, 8, 20), (12, 12, 3, 3), 1, 1),
+    "sixteen": ((1, 16, 9, 33), (16, 16, 3, 3), 1, (0, 1, 2, 1)),
+    "volumes": ((1, 16, 3, 5, 18), (16, 16, 3, 3, 3), 1, 1),
+    "long windows": ((1, 1, 5, 7, 70), (10, 1, 3, 3, 10), 1, (1, 1, 4, 1, 1, 5)),
+    "odd": ((1, 9, 5, 21), (13, 9, 2, 3), 1, (1, 0, 0, 2)),
+    "large windows": ((1, 1, 5, 8, 20), (2, 1, 5, 5, 5), 1, 2),
+    "last": ((1, 14, 6, 19), (5, 14, 3, 3), 1, 1),
+    "matrix": ((1, 10, 4, 16), (6, 10, 1, 1)),
+}
+"""Layers of few input channels and few output channels, as :data:`ODD_SHAPES`."""
+NARROW_STRIDED: dict[str, tuple[Any, ...]] = {
+    "strided": ((1, 12, 9, 40), (7, 12, 3, 3), 2, 1),
+    "strided volumes": ((1, 9, 3, 8, 20), (12, 9, 2, 2, 3), (1, 2, 3), (0, 1, 1)),
+    "image": ((2, 3, 18, 48), (21, 3, 3, 3), 2, 1),
+}
+
+
+def narrow(op: str, **options: Any) -> list[ConvProblem]:
+    """Those layers in float16 or bfloat16, then in TF32: the strided ones unless for dgrad."""
+    layers = {**NARROW, **NARROW_STRIDED}
+    if op == "dgrad":
+        layers = {name: layers[name] for name in NARROW if name != "long windows"}
+    halves = [
+        first_layer(op, *shapes, **{"dtype": (FP16, BF16)[i % 2], **options})
+        for i, shapes in enumerate(layers.values())
+    ]
+    return [*halves, *(replace(one, dtype=FP32, allow_tf32=True) for one in halves)]
+
+
 def random_first_layer(
     op: str, choose: random.Random, dtypes: Sequence[torch.dtype], **options: Any
 ) -> ConvProblem:
-    """A small problem in one of the dtypes, with up to 8 input channels."""
-    c, dims = choose.randint(1, 8), choose.choice((2, 3))
+    """A small problem in one of the dtypes, with up to 16 input channels."""
+    c, dims = choose.choice((*range(1, 9), 12, 16)), choose.choice((2, 3))
     kernel = [choose.randint(1, 5), choose.randint(1, 5)]
     image = [choose.randint(5, 20), choose.randint(5, 50)]
     if dims == 3:
@@ -90,7 +121,7 @@ def random_first_layer(
     return first_layer(
         op,
         (choose.randint(1, 2), c, *image),
-        (8 * choose.randint(1, 6), c, *kernel),
+        (choose.choice((8, 16, 24, 48, choose.randint(1, 40))), c, *kernel),
         tuple(choose.randint(1, 3) for _ in range(dims)),
         tuple(choose.randint(0, 4 if dims == 2 else 2) for _ in range(2 * dims)),
         dtype=choose.choice(dtypes),
@@ -140,31 +171,43 @@ FEW_CHANNELS = Family(
             first_layer("fprop", (1, 3, 6, 16), (8, 3, 3, 3), 1, 1, alignment=(alignment, 2, 16))
             for alignment in (2, 4, 8, 16)
         ),
+        *narrow("fprop"),
+        *narrow("dgrad"),
+        *(replace(one, dtype=FP32, allow_tf32=True) for one in FPROP.values()),
+        *(first_layer("fprop", *shapes, **TF32) for shapes in VOLUMES.values()),
     ],
     every_offer=[
         *(FPROP[name] for name in ("resnet", "u-net", "mobilenet", "diffusion")),
         *(first_layer("fprop", *shapes, bias=True) for shapes in HEIGHT_1.values()),
     ],
     epilogues=[
-        first_layer("fprop", (1, 3, 8, 20), (16, 3, 3, 3), 2, 1, **fused) for fused in EPILOGUES
+        first_layer("fprop", (1, 3, 8, 20), (k, 3, 3, 3), 2, 1, **{**options, **fused})
+        for fused in EPILOGUES
+        for k, options in ((16, {}), (12, TF32), (3, {}))
     ],
     few_blocks=[
         first_layer("fprop", (3, 3, 21, 70), (32, 3, 3, 3), 1, 1),
         first_layer("fprop", (2, 3, 9, 21, 70), (32, 3, 3, 3, 3), 1, 1),
+        first_layer("fprop", (2, 3, 9, 21, 70), (13, 3, 3, 3, 3), 1, 1, **TF32),
+        first_layer("dgrad", (2, 9, 21, 70), (12, 9, 3, 3), 1, 1),
     ],
     blocks_and_tiles=_blocks_and_tiles,
     spoilt=[
         *(FPROP[name] for name in ("resnet", "u-net", "inception", "grey", "diffusion")),
         first_layer("fprop", *VOLUMES["causal"]),
+        *(one for op in ("fprop", "dgrad") for one in narrow(op)[::2]),
     ],
     patterns=[first_layer("fprop", (2, 3, 23, 25), (16, 3, 7, 7), 2)],
     not_computed=[
-        first_layer("fprop", *SHAPES, dtype=FP32),
+        first_layer("fprop", *SHAPES, dtype=FP32, allow_tf32=False),
         first_layer("fprop", *SHAPES, **PLAIN),
         first_layer("fprop", *SHAPES, dilation=2),
         first_layer("fprop", *SHAPES, alignment=(32, 32, 8)),
-        first_layer("fprop", (2, 9, 16, 16), (16, 9, 3, 3)),
-        first_layer("fprop", (2, 3, 16, 16), (12, 3, 3, 3)),
+        first_layer("fprop", (2, 17, 16, 16), (16, 17, 3, 3)),
+        first_layer("fprop", (2, 3, 64, 64), (64, 3, 14, 14), 14, **TF32),
+        first_layer("dgrad", (2, 3, 16, 16), (17, 3, 3, 3)),
+        first_layer("dgrad", *SHAPES, 2),
+        first_layer("dgrad", *SHAPES, 1, 3),
         first_layer("fprop", (2, 6, 16, 16), (16, 3, 3, 3), groups=2),
         first_layer("fprop", (2, 3, 64, 64), (64, 3, 16, 16), 16),
         first_layer("fprop", (1, 1, 1, 1), (65544, 1, 1, 1)),
@@ -179,9 +222,12 @@ FEW_CHANNELS = Family(
         first_layer("fprop", (1, 3, 40, 72), (64, 3, 7, 7), 2, 3),
         first_layer("fprop", (1, 3, 9, 72), (64, 3, 3, 3), 1, 1),
         first_layer("fprop", (1, 3, 15, 39), (32, 3, 3, 3), 2),
+        *(one for op in ("fprop", "dgrad") for one in narrow(op)[::4]),
     ],
-    draw=lambda choose: random_first_layer("fprop", choose, (FP16, BF16)),
-    draws=8,
+    draw=lambda choose: random_first_layer(
+        choose.choice(("fprop", "dgrad")), choose, (FP16, BF16, FP32)
+    ),
+    draws=12,
 )
 
 SIGNALS = {
@@ -215,6 +261,14 @@ DGRAD: dict[str, tuple[Any, ...]] = {
     "whole videos": ((1, 3, 4, 17, 70), (3, 3, 2, 3, 3)),
     "long windows": ((1, 1, 5, 7, 70), (4, 1, 3, 3, 10), 1, (1, 1, 4, 1, 1, 5)),
 }
+
+NARROW_PLANES = [
+    replace(planes(*shapes, dtype=dtype), op=op)
+    for name, shapes in NARROW.items()
+    for dtype in (FP16, BF16, FP32)
+    for op in ("fprop", "dgrad")
+    if name != "volumes" and (name, op) != ("long windows", "dgrad")
+]
 SPECTRUM = planes((32, 1, 160_000), (402, 1, 400), 160, 200)
 """A layer with windows that are too long for TF32."""
 LARGE_PLANES = [
@@ -243,6 +297,7 @@ PLANES = Family(
         ),
     ],
     edges=[
+        *NARROW_PLANES,
         *(planes(*shapes) for shapes in HEIGHT_1.values()),
         *(planes(*shapes, bias=True, dtype=BF16) for shapes in VOLUMES.values()),
         planes((2, 3, 160), (7, 3, 3)),
@@ -279,7 +334,7 @@ PLANES = Family(
         first_layer("fprop", *VOLUMES["causal"]),
         planes((2, 3, 160), (16, 3, 3), dilation=2),
         planes((2, 3, 160), (16, 3, 3), alignment=(32, 32, 8)),
-        planes((2, 9, 160), (16, 9, 3)),
+        planes((2, 17, 160), (16, 17, 3)),
         planes((2, 64, 20, 20), (3, 64, 3, 3)),
         planes((2, 6, 160), (16, 3, 3), groups=2),
         planes((2, 3, 17), (16, 3, 3)),
@@ -327,6 +382,7 @@ WGRAD = Family(
         *(first_layer("wgrad", *s, dtype=d) for s in VOLUMES.values() for d in (BF16, FP32)),
         *(first_layer("wgrad", *shapes) for shapes in ODD_SHAPES),
         *(first_layer("wgrad", *s, dtype=d) for s in HEIGHT_1.values() for d in (BF16, FP32)),
+        *narrow("wgrad"),
         *(
             first_layer(
                 "wgrad", (1, 3, 6, 16), (8, 3, 3, 3), 1, 1, alignment=(a, least, 16), **tf32
@@ -355,6 +411,7 @@ WGRAD = Family(
         *(first_layer("wgrad", *HEIGHT_1[name]) for name in ("wav2vec2", "stereo")),
         first_layer("wgrad", *VOLUMES["causal"]),
         first_layer("wgrad", *VOLUMES["strided"], **TF32),
+        *narrow("wgrad")[::2],
     ],
     patterns=[first_layer("wgrad", (2, 3, 23, 25), (16, 3, 7, 7), 2)],
     not_computed=[
@@ -374,6 +431,7 @@ WGRAD = Family(
         first_layer("wgrad", (1, 3, 9, 40), (64, 3, 3, 3), 1, 1, dtype=BF16),
         first_layer("wgrad", (1, 3, 15, 39), (32, 3, 3, 3), 2),
         first_layer("wgrad", (1, 3, 15, 39), (32, 3, 3, 3), 2, **TF32),
+        *narrow("wgrad")[::6],
     ],
     draw=lambda choose: random_first_layer("wgrad", choose, (FP16, BF16, FP32), allow_tf32=True),
     draws=12,

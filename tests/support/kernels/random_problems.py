@@ -31,7 +31,8 @@ def _narrow_groups(rng: random.Random) -> tuple[int, int, int, int]:
 
 
 def _few_channels(rng: random.Random) -> tuple[int, int, int, int]:
-    return rng.randint(1, 8), rng.choice((3, 8, 16, 24, 32, 64, 96, 130)), 1, rng.choice((3, 4, 7))
+    channels = rng.choice((*range(1, 9), 12, 16))
+    return channels, rng.choice((3, 8, 12, 16, 24, 32, 64, 96, 130)), 1, rng.choice((3, 3, 4, 7))
 
 
 def _dense(rng: random.Random) -> tuple[int, int, int, int]:
