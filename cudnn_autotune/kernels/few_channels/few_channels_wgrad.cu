@@ -1,31 +1,33 @@
-// The gradient of the weight for channels_last images or volumes with few channels, on tensor
-// cores: output channels times pixels, times pixels times window elements. A block adds over its
-// tiles of two rows of TILE_Q pixels, and writes its sums to the workspace; sum_parts adds those of
-// all blocks. If the output has one row (IS_SIGNAL), the two are neighbouring segments of it.
+// The gradient of the weight for images or volumes with few channels, on tensor cores: output
+// channels times pixels, times pixels times window elements. A block adds over its tiles of two
+// rows of TILE_Q pixels, and writes its sums to the workspace; sum_parts adds those of all blocks.
+// If the output has one row (IS_SIGNAL), the two are neighbouring segments of it.
 //
 // An mma takes neighbouring pixels in pairs. Here a pair is one of pixels below each other: the
 // block makes words of the image's rows, word e of row h holding elements e of the rows h and h +
 // SECOND_ROW. Then element n of the window of pixel q is word PIXEL_STEP * q + n of its row, at
 // whatever step, and one access is a register of the right fragment. The left ones, of the
-// output's gradient, are loaded transposed. An mma has 8 pairs.
+// output's gradient, are loaded transposed. An mma has 8 pairs. If planes are contiguous
+// (IS_PLANAR), a left register is made of the words of two rows, which have two pixels each. So
+// lane (g, t) has the pairs 2 t and 2 t + 1.
 //
 // A pixel outside of the output has the gradient zero, and its window is replaced by zeros as well,
 // since zero times infinity is no zero.
 //
-// Banks: a row of gradients is an odd number of 16 bytes, so the 8 rows of a matrix lie in
-// different banks. Lane (g, t) reads word PIXEL_STEP * t + g: these lie in different banks, or are
-// the same, for steps up to 8 words; where an eight of elements belongs to two rows, words may
-// meet.
+// Banks: a row of gradients is an odd number of 16 bytes, so the 8 rows of a matrix, or of
+// channels, lie in different banks. Lane (g, t) reads word PIXEL_STEP * t + g: these lie in
+// different banks, or are the same, for steps up to 8 words; where an eight of elements belongs to
+// two rows, words may meet.
 
 constexpr int SECOND_ROW =
     IS_SIGNAL ? 1 : STRIDE_H;  // rows of the image from a pixel to its pair's
 constexpr int IMAGE_ROWS = KERNEL_H + SECOND_ROW;
 constexpr int IMAGE_BYTES = PLANES * IMAGE_ROWS * PITCH * 2;
-constexpr int GRADIENT_PITCH = 2 * BLOCK_CHANNELS + 16;  // bytes
-constexpr int GRADIENT_BYTES = 2 * TILE_Q * GRADIENT_PITCH;
+constexpr int GRADIENT_PITCH = 2 * (IS_PLANAR ? 2 * TILE_Q : BLOCK_CHANNELS) + 16;  // bytes
+constexpr int GRADIENT_BYTES = (IS_PLANAR ? BLOCK_CHANNELS : 2 * TILE_Q) * GRADIENT_PITCH;
 constexpr int COPIED_BYTES = GRADIENT_BYTES + IMAGE_BYTES;
 
-static_assert(TILE_P == (IS_SIGNAL ? 1 : 2) && (PLANES * KERNEL_H == 1 || !IS_SIGNAL), "");
+static_assert(TILE_P == (IS_SIGNAL ? 1 : 2) && (KERNEL_D * KERNEL_H == 1 || !IS_SIGNAL), "");
 static_assert(SHARED_BYTES >= 2 * COPIED_BYTES + PLANES * KERNEL_H * PITCH * 4, "copies, pairs");
 
 // The place of a tile.
@@ -45,6 +47,23 @@ __device__ __forceinline__ Tile second_of(const Tile& tile) {
 __device__ __forceinline__ void begin_gradients(unsigned char* target,
                                                 const ELEMENT* __restrict__ y, const Tile& tile,
                                                 const Shape& shape, int first_channel) {
+#if IS_PLANAR
+  constexpr int copies = TILE_Q / GRADIENT_COPY;
+  const int apart = (IS_3D ? shape.z : 1) * shape.p * shape.q;
+  y += static_cast<long long>(tile.sample(shape) * shape.channels + first_channel) * apart +
+       tile.depth(shape) * shape.p * shape.q;
+#pragma unroll(GRADIENT_COPY == 1 ? 4 : 2)
+  for (int i = threadIdx.x; i < 2 * BLOCK_CHANNELS * copies; i += THREADS) {
+    const int line = i / copies, column = i % copies * GRADIENT_COPY;
+    const int channel = line / 2, row = line % 2;
+    const Tile begin = row == 0 ? tile : second_of(tile);
+    const int p = begin.p, q = begin.q + column;
+    const bool valid = p < shape.p && q < shape.q && first_channel + channel < shape.channels;
+    copy_elements<GRADIENT_COPY>(
+        reinterpret_cast<ELEMENT*>(target + channel * GRADIENT_PITCH) + row * TILE_Q + column,
+        y + (valid ? channel * apart + p * shape.q + q : 0), valid);
+  }
+#else
   constexpr int copies = BLOCK_CHANNELS / GRADIENT_COPY;
   y += static_cast<long long>(tile.image) * shape.p * shape.q * shape.channels + first_channel;
 #pragma unroll 2
@@ -58,6 +77,7 @@ __device__ __forceinline__ void begin_gradients(unsigned char* target,
         reinterpret_cast<ELEMENT*>(target + (2 * column + row) * GRADIENT_PITCH) + channel,
         y + (valid ? (p * shape.q + q) * shape.channels + channel : 0), valid);
   }
+#endif
 }
 
 // Makes words of pairs of rows. The second half is zero if there is no second row of pixels.
@@ -68,9 +88,9 @@ __device__ __forceinline__ void pair_rows(unsigned* target, const unsigned char*
   const unsigned mask = has_second ? 0xffff0000u : 0u;
 #pragma unroll 2
   for (int i = threadIdx.x; i < PLANES * KERNEL_H * fours; i += THREADS) {
-    // A plane of the image has SECOND_ROW rows more.
-    const int at = i + i / (KERNEL_H * fours) * SECOND_ROW * fours;
-    const uint2 first = from[at], second = from[at + SECOND_ROW * fours];
+    // A plane of the image has SECOND_ROW rows more, or there are other planes.
+    const int at = IS_SIGNAL ? i : i + i / (KERNEL_H * fours) * SECOND_ROW * fours;
+    const uint2 first = from[at], second = from[at + (IS_SIGNAL ? PLANES : SECOND_ROW) * fours];
     uint4 words;
     words.x = (first.x & 0xffffu) | ((second.x << 16) & mask);
     words.y = (first.x >> 16) | (second.x & mask);
@@ -93,7 +113,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   const int first_channel = blockIdx.y * BLOCK_CHANNELS;
 
   // Row lane % 8 of matrix lane / 8: two matrices of channels, of each of two fours of columns.
-  const int gradient_offset = (lane % 8 + lane / 16 * 8) * GRADIENT_PITCH + lane / 8 % 2 * 16;
+  const int gradient_offset = IS_PLANAR
+                                  ? share.g * GRADIENT_PITCH + 4 * share.t
+                                  : (lane % 8 + lane / 16 * 8) * GRADIENT_PITCH + lane / 8 % 2 * 16;
   const unsigned* words[N_TILES];  // this lane's first ones
 #pragma unroll
   for (int j = 0; j < N_TILES; ++j) words[j] = pairs + place_of(j, share);
@@ -105,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     begin_gradients(target, y, tile, shape, first_channel);
     auto* const image = reinterpret_cast<ELEMENT*>(target + GRADIENT_BYTES);
     begin_copy<IS_SIGNAL ? 1 : IMAGE_ROWS, THREADS>(image, x, tile, shape);
-    if (IS_SIGNAL) begin_copy<1, THREADS>(image + PITCH, x, second_of(tile), shape);
+    if (IS_SIGNAL) begin_copy<1, THREADS>(image + PLANES * PITCH, x, second_of(tile), shape);
     commit_copies();
   };
   begin_tile(blockIdx.x, 0);
@@ -124,17 +146,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
       unsigned left[M_TILES][4];
 #pragma unroll
       for (int m = 0; m < M_TILES; ++m) {
+#if IS_PLANAR
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const auto* const at = reinterpret_cast<const unsigned*>(
+              gradients + gradient_offset + (16 * m + 8 * h) * GRADIENT_PITCH + 2 * column);
+          const unsigned above = at[0], below = at[TILE_Q / 2];
+          left[m][h] = (above & 0xffffu) | below << 16;
+          left[m][2 + h] = above >> 16 | (below & 0xffff0000u);
+        }
+#else
         load_transposed(left[m],
                         gradients + gradient_offset + 2 * column * GRADIENT_PITCH + 32 * m);
+#endif
       }
 #pragma unroll
       for (int j = 0; j < N_TILES; ++j) {
         const unsigned* const word = words[j] + PIXEL_STEP * column;
-        unsigned right[2] = {word[0], word[4 * PIXEL_STEP]};
+        unsigned right[2] = {word[0], word[APART * PIXEL_STEP]};
 #if IS_RAGGED
 #pragma unroll
         for (int k = 0; k < 2; ++k) {
-          const int pixel = column + share.t + 4 * k;
+          const int pixel = column + pixel_of(share) + APART * k;
           if (pixel >= columns) right[k] = 0u;
           if (IS_SIGNAL && pixel >= second_columns) right[k] &= 0xffffu;
         }

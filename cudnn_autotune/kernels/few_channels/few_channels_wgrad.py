@@ -1,4 +1,4 @@
-"""Gradients of the weight for channels_last images with few channels, on tensor cores."""
+"""Gradients of the weight for images with few channels, on tensor cores."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cudnn_autotune.engines.implementations import Gpu
-from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.problem import ConvProblem, as_images
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
 from cudnn_autotune.kernels.family import KernelFamily
 from cudnn_autotune.kernels.few_channels.few_channels_rows import Rows, is_computed
@@ -47,14 +47,15 @@ class _Tiling:
 
 
 class FewChannelsWgrad(KernelFamily[_Tiling]):
-    """Implicit GEMM for first layers: float16, bfloat16 and TF32, channels_last, 2-d and 3-d, 1 to
+    """Implicit GEMM for first layers: float16, bfloat16 and TF32, both layouts, 1-d to 3-d, 1 to
     16 input channels, no dilation, no groups. Sums of blocks are added in a fixed order."""
 
     name = "few_channels_wgrad"
     version = version_of(__name__)
 
     def tilings(self, problem: ConvProblem, gpu: Gpu) -> Sequence[_Tiling]:
-        if problem.op != "wgrad" or not is_computed(problem):
+        problem = _view(problem)
+        if problem.op != "wgrad" or not is_computed(problem, Rows(problem).is_planar):
             return ()
         elements = math.prod(problem.weight_shape[1:])
         if elements > _MOST_ELEMENTS:
@@ -84,9 +85,10 @@ class FewChannelsWgrad(KernelFamily[_Tiling]):
         return tuple(dict.fromkeys(s for s in settings if s.blocks > 0))
 
     def workspace_bytes(self, problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> int:
-        return _workspace_bytes(problem, tiling, gpu)
+        return _workspace_bytes(_view(problem), tiling, gpu)
 
     def build(self, problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> Recipe:
+        problem = _view(problem)
         rows = Rows(problem)
         q = problem.output_shape[-1]
         blocks_x, blocks_y = _grid(problem, tiling, gpu)
@@ -102,7 +104,10 @@ class FewChannelsWgrad(KernelFamily[_Tiling]):
             "BLOCKS": tiling.blocks,
             "SHARED_BYTES": _shared_bytes(problem, tiling),
             "IS_RAGGED": int(q % 8 != 0),
-            "GRADIENT_COPY": math.gcd(problem.weight_shape[0], 16 // problem.dtype.itemsize),
+            "IS_PLANAR": int(rows.is_planar),
+            "GRADIENT_COPY": math.gcd(
+                q if rows.is_planar else problem.weight_shape[0], 16 // problem.dtype.itemsize
+            ),
         }
         if not problem.may_use_tf32:
             segments = _segments(problem)
@@ -127,6 +132,11 @@ class FewChannelsWgrad(KernelFamily[_Tiling]):
         )
         sums = sum_launch(problem, blocks_x)
         return Recipe((add, sums), _workspace_bytes(problem, tiling, gpu))
+
+
+def _view(problem: ConvProblem) -> ConvProblem:
+    """Returns the problem, a 1-d one with images."""
+    return as_images(problem) if problem.spatial_dims == 1 else problem
 
 
 def _n_tiles(problem: ConvProblem, warps_n: int) -> int:
@@ -173,10 +183,15 @@ def _shared_bytes(problem: ConvProblem, settings: _Tiling) -> int:
     kernel_h = rows.kernel[1]
     n_tiles = _n_tiles(problem, settings.warps_n)
     sums = 16 * settings.m_tiles * settings.warps_n * n_tiles * 8 * 4
+    channels = 16 * settings.m_tiles
     if problem.may_use_tf32:
-        gradients = settings.columns * (16 * settings.m_tiles + 8) * 4
+        gradients = settings.columns * (channels + 8) * 4
+        if rows.is_planar:
+            gradients = channels * (settings.columns + 4) * 4
         return max(2 * (gradients + kernel_h * elements * 4), sums)
-    gradients = 2 * settings.columns * (32 * settings.m_tiles + 16)
+    gradients = 2 * settings.columns * (2 * channels + 16)
+    if rows.is_planar:
+        gradients = channels * (4 * settings.columns + 16)
     second_row = 1 if _segments(problem) > 1 else rows.stride[1]
     image = (kernel_h + second_row) * elements * 2
     return max(2 * (gradients + image) + kernel_h * elements * 4, sums)

@@ -23,10 +23,16 @@ __device__ __forceinline__ Share share_of_this_thread() {
   return {lane / 4, lane % 4, warp % WARPS_N, warp / WARPS_N};
 }
 
+// The pixels of a lane: this one of an eight, and APART behind it.
+constexpr int APART = IS_PLANAR && sizeof(ELEMENT) == 2 ? 1 : 4;
+__device__ __forceinline__ int pixel_of(const Share& share) {
+  return APART == 1 ? 2 * share.t : share.t;
+}
+
 // The begin of element j of a warp's eight in the rows of an image, for a lane's first pixel.
 __device__ __forceinline__ int place_of(int j, const Share& share) {
   const int n = (share.warp_n * N_TILES + j) * 8 + share.g;
-  return LEFT + PIXEL_STEP * share.t + (n < COLUMNS ? n / ROW * PITCH + n % ROW : 0);
+  return LEFT + PIXEL_STEP * pixel_of(share) + (n < COLUMNS ? n / ROW * PITCH + n % ROW : 0);
 }
 
 // Adds the sums of the groups of warps, one after the other, and writes the block's to its part of

@@ -362,6 +362,17 @@ WGRAD_LAYERS: dict[str, tuple[Any, ...]] = {
     "diffusion": ((1, 4, 10, 16), (320, 4, 3, 3), 1, 1),
     "inception": ((1, 3, 15, 39), (32, 3, 3, 3), 2),
 }
+WGRAD_PLANES = [
+    first_layer("wgrad", *shapes, dtype=(FP16, FP32, BF16)[i % 3], **PLAIN)
+    for i, shapes in enumerate(
+        (
+            *WGRAD_LAYERS.values(),
+            *((p.input_shape, p.weight_shape, p.stride, p.padding) for p in SIGNALS.values()),
+        )
+    )
+    if shapes[0][1] <= 16
+]
+"""First layers in contiguous_format, with rows that are even, odd, or whole vectors."""
 WGRAD = Family(
     kernel=FewChannelsWgrad(),
     gpus=(H200, TINY),
@@ -383,6 +394,15 @@ WGRAD = Family(
         *(first_layer("wgrad", *shapes) for shapes in ODD_SHAPES),
         *(first_layer("wgrad", *s, dtype=d) for s in HEIGHT_1.values() for d in (BF16, FP32)),
         *narrow("wgrad"),
+        *WGRAD_PLANES,
+        *(first_layer("wgrad", *shapes, **PLAIN) for shapes in ODD_SHAPES),
+        *(first_layer("wgrad", *shapes, dtype=FP32, **PLAIN) for shapes in VOLUMES.values()),
+        *(first_layer("wgrad", *s, **PLAIN) for s in HEIGHT_1.values()),
+        *narrow("wgrad", **PLAIN)[::2],
+        *(
+            first_layer("wgrad", (2, 2, 5, 37), (5, 2, 2, 3), alignment=(a, 4, 16), **PLAIN)
+            for a in (2, 4, 8, 16)
+        ),
         *(
             first_layer(
                 "wgrad", (1, 3, 6, 16), (8, 3, 3, 3), 1, 1, alignment=(a, least, 16), **tf32
@@ -403,6 +423,8 @@ WGRAD = Family(
         first_layer("wgrad", *WGRAD_LAYERS["resnet"]),
         first_layer("wgrad", *WGRAD_LAYERS["efficientnet"]),
         first_layer("wgrad", *WGRAD_LAYERS["resnet"], **TF32),
+        *(first_layer("wgrad", *WGRAD_LAYERS["resnet"], **PLAIN, dtype=d) for d in (FP16, FP32)),
+        first_layer("wgrad", *HEIGHT_1["wav2vec2"], **PLAIN),
     ],
     blocks_and_tiles=_blocks_and_tiles,
     spoilt=[
@@ -411,12 +433,15 @@ WGRAD = Family(
         *(first_layer("wgrad", *HEIGHT_1[name]) for name in ("wav2vec2", "stereo")),
         first_layer("wgrad", *VOLUMES["causal"]),
         first_layer("wgrad", *VOLUMES["strided"], **TF32),
-        *narrow("wgrad")[::2],
+        # All gradients of few weights depend on what is spoilt.
+        *(p for p in (*narrow("wgrad")[::2], *WGRAD_PLANES[::3]) if p.input_shape[1] > 1),
+        *(first_layer("wgrad", *HEIGHT_1[n], **PLAIN) for n in ("wav2vec2", "stereo")),
     ],
     patterns=[first_layer("wgrad", (2, 3, 23, 25), (16, 3, 7, 7), 2)],
     not_computed=[
         first_layer("wgrad", *SHAPES, dtype=FP32, allow_tf32=False),
-        first_layer("wgrad", *SHAPES, **PLAIN),
+        first_layer("wgrad", *SHAPES, dilation=2, **PLAIN),
+        first_layer("wgrad", (2, 17, 16, 16), (16, 17, 3, 3)),
         first_layer("wgrad", *SHAPES, alignment=(32, 32, 8)),
         first_layer("wgrad", (2, 3, 64, 64), (64, 3, 16, 16), 16),
         first_layer("fprop", *SHAPES),
@@ -432,7 +457,10 @@ WGRAD = Family(
         first_layer("wgrad", (1, 3, 15, 39), (32, 3, 3, 3), 2),
         first_layer("wgrad", (1, 3, 15, 39), (32, 3, 3, 3), 2, **TF32),
         *narrow("wgrad")[::6],
+        *WGRAD_PLANES[::6],
     ],
-    draw=lambda choose: random_first_layer("wgrad", choose, (FP16, BF16, FP32), allow_tf32=True),
-    draws=12,
+    draw=lambda choose: random_first_layer(
+        "wgrad", choose, (FP16, BF16, FP32), **choose.choice(({}, PLAIN))
+    ),
+    draws=16,
 )
