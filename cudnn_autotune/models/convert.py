@@ -49,6 +49,8 @@ class Conversion:
     @property
     def _summary(self) -> str:
         parts = [f"{len(self.served)} served by cudnn_autotune, {len(self.left)} by PyTorch"]
+        if self.served and not torch.cuda.is_available():
+            parts.append("without a GPU PyTorch computes all")
         if self.norms:
             measured = sum(map(bool, self.norms.values()))
             parts.append(f"{count(len(self.norms), 'batch norm')}, {measured} measured")

@@ -60,7 +60,7 @@ def summary(
         lines.append(f"{text}, {sum(c.origin == 'store' for c in made)} known from the store")
         lines += gain.lines(choice.decision for choice in made)
     else:
-        lines.append("no convolution was served: none ran on a CUDA device")
+        lines.append("nothing was tuned: no convolution ran on a GPU")
     if norms:
         lines.append(_of_norms(norms))
     missing = sum(n for reason, n in left.items() if is_miss(reason))

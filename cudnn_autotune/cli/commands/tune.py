@@ -186,7 +186,7 @@ def _bench(ctx: click.Context, store_path: Path | None) -> Iterator[Bench]:
         return
     if not extension_available() or not torch.cuda.is_available():
         why = "there is no CUDA GPU here" if extension_available() else "this torch has no CUDA"
-        raise click.UsageError(
+        raise click.ClickException(
             f"tuning needs a GPU, and {why}; without one: `import` decisions that were tuned "
             "elsewhere, `show --store FILE` and `report` what is in them, `audit --replay` and "
             "`demo` to see the sampling modes at work"

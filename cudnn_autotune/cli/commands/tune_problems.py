@@ -6,8 +6,10 @@ import functools
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import click
@@ -29,6 +31,7 @@ _OPTIONS = {
     "memory_format": "--channels-last",
 }
 _MODEL = "MODEL"
+_NOT_OF_USERS = (__file__, importlib.__file__)
 
 CallsOf = Callable[..., Mapping[ConvProblem, int]]
 
@@ -226,7 +229,7 @@ def _of_user(module: str, name: str) -> nn.Module | tuple[nn.Module, Any]:
         made = made()
     except Exception as error:  # the user's own code runs here
         reason = f"{type(error).__name__}: {error}"
-        raise click.ClickException(f"{module}:{name}() fails: {reason}") from error
+        raise click.ClickException(f"{module}:{name}() fails{_place(error)}: {reason}") from error
     is_pair = isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module)
     if not is_pair and not isinstance(made, nn.Module):
         raise refuse(
@@ -245,7 +248,17 @@ def _imported(module: str) -> Any:
         package = module.partition(".")[0]
         if package in ("torchvision", "timm") and error.name == package:
             hint = f"; install it: pip install {package}"
-        raise refuse(_MODEL, f"cannot import {module}: {error}{hint}") from error
+        raise refuse(_MODEL, f"cannot import {module}{_place(error)}: {error}{hint}") from error
     except Exception as error:  # the user's own code runs here
         reason = f"{type(error).__name__}: {error}"
-        raise click.ClickException(f"{module} fails to import: {reason}") from error
+        raise click.ClickException(f"{module} fails to import{_place(error)}: {reason}") from error
+
+
+def _place(error: Exception) -> str:
+    """Returns the last line of the user's code before an error, in brackets; empty without one."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename not in _NOT_OF_USERS and not frame.filename.startswith("<frozen")
+    ]
+    return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""

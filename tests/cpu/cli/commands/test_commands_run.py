@@ -22,7 +22,7 @@ from cudnn_autotune.models.process_summary import summary
 from cudnn_autotune.norms.measuring import NormChoice
 from cudnn_autotune.tuning.choice import Choice
 
-NOTHING = "cudnn-autotune: no convolution was served: none ran on a CUDA device"
+NOTHING = "cudnn-autotune: nothing was tuned: no convolution ran on a GPU"
 
 
 def ran(*arguments: str | Path, cwd: Path, rank: int = 0) -> subprocess.CompletedProcess[str]:
