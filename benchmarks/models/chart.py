@@ -72,7 +72,7 @@ PANELS = (
         "Training, bfloat16 by autocast",
         "train",
         "contiguous",
-        ("models_train_layouts",),
+        ("models_train_layouts", "models_train_layouts_99895807"),
     ),
 )
 NEEDED = {*(section for panel in PANELS for section in panel.sections), LAYER[0]}

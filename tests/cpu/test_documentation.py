@@ -206,15 +206,19 @@ def test_contiguous_models() -> None:
 
 def test_trained_models() -> None:
     ratios: dict[str, float] = {}
-    for part in ("part1", "part2"):
-        for run in record(f"models_train_layouts.{part}")["results"]["runs"]:
-            times = run["times_ms"]
-            if "backend" in times:
-                ratios[run["model"]] = in_turns(times["compile"], times["backend"])
+    for name in ("models_train_layouts", "models_train_layouts_99895807"):
+        for part in ("part1", "part2"):
+            for run in record(f"{name}.{part}")["results"]["runs"]:
+                times = run["times_ms"]
+                if "backend" in times:
+                    ratios[run["model"]] = in_turns(times["compile"], times["backend"])
+    added = {name: ratios.pop(name) for name in ("conv_tasnet", "mobilenet_v3_large")}
     assert len(ratios) == 10
     assert shipped("train", "contiguous") == in_order(ratios)
     least, most = min(ratios.values()), max(ratios.values())
-    assert f"Ten contiguous models {least:.2f} to {most:.2f}." in answer("models_train_layouts")
+    text = answer("models_train_layouts")
+    assert f"Ten contiguous models {least:.2f} to {most:.2f};" in text
+    assert f"Conv-TasNet {added['conv_tasnet']:.2f}." in text
 
 
 def test_the_chart_is_shown_in_both_themes() -> None:
