@@ -64,7 +64,11 @@ def run(
 
 def _status(command: Sequence[str], time_limit: float | None, **more: Any) -> int:
     """Runs a command, interrupts it at the limit, and returns its exit status."""
-    with subprocess.Popen(command, **more) as process:
+
+    def listen() -> None:  # a shell's background processes are deaf to it
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    with subprocess.Popen(command, preexec_fn=listen, **more) as process:
         try:
             return process.wait(time_limit)
         except subprocess.TimeoutExpired:
