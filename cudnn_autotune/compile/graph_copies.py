@@ -71,9 +71,9 @@ def drop_biases(graph: GraphModule) -> None:
     bias's gradient.
 
     Such a norm subtracts the mean of each channel, and the bias with it. So the output does not
-    depend on the bias, whose gradient is zero. PyTorch's differs from zero by what is rounded. Zero
-    times the bias is added to the norm's own: a NaN or an infinity goes on into the output, and the
-    bias gets its gradient.
+    depend on the bias, whose gradient is zero. PyTorch's differs from zero by what is rounded. The
+    bias minus itself is added to the norm's own: a NaN or an infinity goes on into the output, and
+    the bias gets its gradient.
     """
     for norm in list(graph.graph.nodes):
         if norm.op != "call_function" or norm.target not in _FLAGS:
@@ -92,7 +92,7 @@ def drop_biases(graph: GraphModule) -> None:
         if not (subtracts and isinstance(bias, Node) and isinstance(shift, Node)):
             continue
         with graph.graph.inserting_before(norm):
-            shifted = graph.graph.call_function(_with_zero_times, (shift, bias))
+            shifted = graph.graph.call_function(_with_faults_of, (shift, bias))
         shifted.meta = dict(shift.meta)
         _set_argument(norm, 4, "bias", shifted)
         constant = None
@@ -111,8 +111,9 @@ def _set_argument(node: Node, position: int, name: str, value: Node | None) -> N
         node.update_kwarg(name, value)
 
 
-def _with_zero_times(shift: Tensor, bias: Tensor) -> Tensor:
-    return shift + (bias * 0).to(shift.dtype)
+def _with_faults_of(shift: Tensor, bias: Tensor) -> Tensor:
+    # Inductor of torch 2.11 takes a product with zero for zero.
+    return shift + (bias - bias).to(shift.dtype)
 
 
 def argument_of(node: Node, position: int, name: str, default: Any = None) -> Any:
