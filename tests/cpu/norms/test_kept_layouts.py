@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -265,7 +266,13 @@ def test_modes_and_transforms_see_pytorch_s(turns: Turns) -> None:
     with FlopCounterMode(display=False):
         assert torch.equal(norm(x), plain(x))
     stacked = torch.stack([x, 2 * x])
-    assert torch.equal(torch.func.vmap(norm)(stacked), torch.func.vmap(plain)(stacked))
+    try:
+        expected = torch.func.vmap(plain)(stacked)
+    except RuntimeError as error:  # torch 2.11 has no rule for it
+        with pytest.raises(RuntimeError, match=re.escape(str(error))):
+            torch.func.vmap(norm)(stacked)
+    else:
+        assert torch.equal(torch.func.vmap(norm)(stacked), expected)
     assert not ca.norm_choices()
 
 
