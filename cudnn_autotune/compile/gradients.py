@@ -24,11 +24,12 @@ from cudnn_autotune.tuning import compiling_ahead
 from cudnn_autotune.tuning.compiling_ahead import Search
 
 _ours = torch.ops.cudnn_autotune
-_OPERATIONS: dict[Any, Operation] = {
+OPERATIONS: dict[Any, Operation] = {
     _ours.conv_fprop.default: "fprop",  # a transposed convolution has it
     _ours.conv_dgrad.default: "dgrad",
     _ours.conv_wgrad.default: "wgrad",
 }
+"""The operation of each of this package's operators for convolutions in a training graph."""
 
 
 def start_gradients(graph: Graph) -> None:
@@ -39,7 +40,7 @@ def start_gradients(graph: Graph) -> None:
 
 def _searches(graph: Graph) -> Iterator[Search]:
     for node in graph.nodes:
-        if node.target not in _OPERATIONS:
+        if node.target not in OPERATIONS:
             continue
         given = _values(node)
         device = next(value.device for value in given.values() if isinstance(value, Tensor))
@@ -62,7 +63,7 @@ def problem_of(node: Node) -> ConvProblem:
     Raises:
         ValueError: a size is too large for cuDNN, or depends on data.
     """
-    given, operation = _values(node), _OPERATIONS[node.target]
+    given, operation = _values(node), OPERATIONS[node.target]
     x, w = (
         given[f"{name}_size"] if f"{name}_size" in given else given[name].shape
         for name in ("input", "weight")

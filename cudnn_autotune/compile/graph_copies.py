@@ -92,7 +92,7 @@ def drop_biases(graph: GraphModule) -> None:
         if not (subtracts and isinstance(bias, Node) and isinstance(shift, Node)):
             continue
         with graph.graph.inserting_before(norm):
-            shifted = graph.graph.call_function(_with_faults_of, (shift, bias))
+            shifted = graph.graph.call_function(_with_not_finite_of, (shift, bias))
         shifted.meta = dict(shift.meta)
         _set_argument(norm, 4, "bias", shifted)
         constant = None
@@ -111,7 +111,8 @@ def _set_argument(node: Node, position: int, name: str, value: Node | None) -> N
         node.update_kwarg(name, value)
 
 
-def _with_faults_of(shift: Tensor, bias: Tensor) -> Tensor:
+def _with_not_finite_of(shift: Tensor, bias: Tensor) -> Tensor:
+    """Returns the shift of each channel, or NaN where the channel's bias is not finite."""
     # Inductor of torch 2.11 takes a product with zero for zero.
     return shift + (bias - bias).to(shift.dtype)
 

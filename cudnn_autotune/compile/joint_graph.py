@@ -15,17 +15,16 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from cudnn_autotune.compile.activations import Decompositions, find_activations
+from cudnn_autotune.compile.gradients import OPERATIONS
 from cudnn_autotune.compile.groups import is_same_shape, reads_in_place
-from cudnn_autotune.compile.inductor import MARKS, _conv_dgrad, _conv_fprop, _conv_wgrad
+from cudnn_autotune.compile.inductor import MARKS, _conv_wgrad
 from cudnn_autotune.norms.reference import NORM_ACTIVATIONS
 
 _batch_norm_act = torch.ops.cudnn_autotune.batch_norm_act.default
 _backward = torch.ops.cudnn_autotune.batch_norm_act_backward.default
 _aten = torch.ops.aten
 _convert = torch.ops.prims.convert_element_type.default
-_CONVOLUTIONS = (_conv_fprop, _conv_dgrad, _conv_wgrad)
-# Elements of an output gradient from which the sum for a bias is worth a kernel of its own: that
-# takes 4 us more, and the other way about 12 ns for a thousand elements.
+# Elements of an output gradient from which the sum for a bias is worth a kernel of its own.
 _LEAST_SUMMED = 2**18
 _SPLITS = (_aten.split.Tensor, _aten.split_with_sizes.default)
 
@@ -86,7 +85,7 @@ def realize_for_biases(graph: Graph) -> None:
         value = operand.meta["val"]
         summed = {dim % value.dim() for dim in node.args[1] or ()}
         by_channels = summed == {*range(value.dim())} - {1}
-        if not by_channels or not any(user.target in _CONVOLUTIONS for user in operand.users):
+        if not by_channels or not any(user.target in OPERATIONS for user in operand.users):
             continue
         source = operand
         while source.target in (_aten.squeeze.dim, _aten.unsqueeze.default):

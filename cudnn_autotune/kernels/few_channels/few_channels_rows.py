@@ -21,11 +21,16 @@ _MOST_ELEMENTS = 2**30
 32 bits."""
 
 
+def with_images(problem: ConvProblem) -> ConvProblem:
+    """Returns the problem, a 1-d one with images of height 1."""
+    return as_images(problem) if problem.spatial_dims == 1 else problem
+
+
 def forward_view(problem: ConvProblem) -> ConvProblem | None:
     """Returns the problem as a forward convolution of images or volumes; None if it is none."""
     if problem.op == "wgrad":
         return None
-    images = as_images(problem) if problem.spatial_dims == 1 else problem
+    images = with_images(problem)
     if images.op == "fprop":
         return images
     (k, c, *kernel), (x, w, y) = images.weight_shape, images.alignment

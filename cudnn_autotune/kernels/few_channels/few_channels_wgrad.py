@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cudnn_autotune.engines.implementations import Gpu
-from cudnn_autotune.engines.problem import ConvProblem, as_images
+from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
 from cudnn_autotune.kernels.family import KernelFamily
-from cudnn_autotune.kernels.few_channels.few_channels_rows import Rows, is_computed
+from cudnn_autotune.kernels.few_channels.few_channels_rows import Rows, is_computed, with_images
 from cudnn_autotune.kernels.sources import source, version_of
 from cudnn_autotune.kernels.sum_parts import sum_launch, sums_bytes
 
@@ -54,7 +54,7 @@ class FewChannelsWgrad(KernelFamily[_Tiling]):
     version = version_of(__name__)
 
     def tilings(self, problem: ConvProblem, gpu: Gpu) -> Sequence[_Tiling]:
-        problem = _view(problem)
+        problem = with_images(problem)
         if problem.op != "wgrad" or not is_computed(problem, Rows(problem).is_planar):
             return ()
         elements = math.prod(problem.weight_shape[1:])
@@ -85,10 +85,10 @@ class FewChannelsWgrad(KernelFamily[_Tiling]):
         return tuple(dict.fromkeys(s for s in settings if s.blocks > 0))
 
     def workspace_bytes(self, problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> int:
-        return _workspace_bytes(_view(problem), tiling, gpu)
+        return _workspace_bytes(with_images(problem), tiling, gpu)
 
     def build(self, problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> Recipe:
-        problem = _view(problem)
+        problem = with_images(problem)
         rows = Rows(problem)
         q = problem.output_shape[-1]
         blocks_x, blocks_y = _grid(problem, tiling, gpu)
@@ -132,11 +132,6 @@ class FewChannelsWgrad(KernelFamily[_Tiling]):
         )
         sums = sum_launch(problem, blocks_x)
         return Recipe((add, sums), _workspace_bytes(problem, tiling, gpu))
-
-
-def _view(problem: ConvProblem) -> ConvProblem:
-    """Returns the problem, a 1-d one with images."""
-    return as_images(problem) if problem.spatial_dims == 1 else problem
 
 
 def _n_tiles(problem: ConvProblem, warps_n: int) -> int:

@@ -98,7 +98,8 @@ NARROW_STRIDED: dict[str, tuple[Any, ...]] = {
 
 
 def narrow(op: str, **options: Any) -> list[ConvProblem]:
-    """Those layers in float16 or bfloat16, then in TF32: the strided ones unless for dgrad."""
+    """Returns problems of these layers in float16 or bfloat16, then in TF32. The strided layers
+    have no dgrad."""
     layers = {**NARROW, **NARROW_STRIDED}
     if op == "dgrad":
         layers = {name: layers[name] for name in NARROW if name != "long windows"}
