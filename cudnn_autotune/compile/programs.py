@@ -35,6 +35,7 @@ from cudnn_autotune.compile.judges import (
     write_in_place,
 )
 from cudnn_autotune.compile.layouts import favours_channels_last, in_layout
+from cudnn_autotune.compile.shuffles import order_filters
 from cudnn_autotune.core.fork_safe_lock import IMPORTING
 from cudnn_autotune.core.json_node import did_you_mean
 from cudnn_autotune.core.versions import version
@@ -295,6 +296,7 @@ class FusingCompiler:
         self.groups = fuse_judged(graph, groups, judge)
         settle(graph.graph, foldings)
         if is_inference:
+            order_filters(graph.graph, channels_last=channels_last)
             self.concatenations = write_in_place(graph.graph, judge, channels_last=channels_last)
             lay_out_volumes(graph.graph)
         graph.graph.lint()
