@@ -139,3 +139,13 @@ def warnings_in_lines() -> Iterator[None]:
 
         warnings.showwarning = show
         yield
+
+
+@contextmanager
+def warnings_held() -> Iterator[None]:
+    """Gives warnings at the end, or none if there is an error, which says what they would."""
+    with warnings.catch_warnings(record=True) as held:
+        warnings.simplefilter("always")
+        yield
+    for one in held:
+        warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)

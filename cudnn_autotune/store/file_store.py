@@ -82,6 +82,11 @@ class Store:
         """Whether a change will be written to the file, as far as this process knows."""
         return self._file.is_writable
 
+    @property
+    def obstacle(self) -> str:
+        """The reason why the last change is not on the disk; empty if it is."""
+        return self._file.obstacle
+
     def find(
         self,
         problem: ConvProblem,

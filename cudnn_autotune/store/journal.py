@@ -45,15 +45,20 @@ class Journal:
         self._environment = environment
         self._read_only = read_only
         self._stamp: disk_file.Stamp | None = None
-        self._has_failed = False
+        self._failure = ""
         self._has_written = False
 
     @property
     def is_writable(self) -> bool:
         """Whether the next change can be written to the file, as far as this process knows."""
-        if self._read_only or self._has_failed or self.content.state in _BLOCKED:
+        if self._read_only or self.obstacle:
             return False
         return disk_file.is_writable(self.path)
+
+    @property
+    def obstacle(self) -> str:
+        """The reason why the last change is not on the disk; empty if it is."""
+        return self._failure or (self.content.why if self.content.state in _BLOCKED else "")
 
     def refresh(self) -> bool:
         """Reads the file if it has changed, and returns whether it had."""
@@ -90,7 +95,7 @@ class Journal:
         A hanging process may hold the lock for long, so other threads may use the other methods.
         """
         # After a time-out, the process waits less at its next changes.
-        return _held(self.path, _RETRY_TIMEOUT_S if self._has_failed else None)
+        return _held(self.path, _RETRY_TIMEOUT_S if self._failure else None)
 
     def update(
         self, changes_of: Callable[[Mapping[bytes, bytes]], Changes], failure: OSError | None
@@ -115,7 +120,9 @@ class Journal:
             if changes or self.content.state is State.DAMAGED:
                 self._write(changes)
         except OSError as error:
-            self._has_failed = True
+            self._failure = error.strerror or str(error)
+            if error.filename not in (None, str(self.path)):
+                self._failure = f"{error.filename}: {self._failure}"
             if self.content.state is State.DAMAGED:
                 done = f"it cannot be set aside ({error}), {_IN_MEMORY}"
                 self._warn_damaged(done, self.content, self._stamp)
@@ -125,7 +132,7 @@ class Journal:
                     f"{self.path} cannot be written, {_IN_MEMORY}: {error}",
                 )
             return False
-        self._has_failed = False
+        self._failure = ""
         return True
 
     def _read(self) -> None:

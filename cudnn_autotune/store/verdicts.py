@@ -63,6 +63,11 @@ class VerdictFile:
         self._environment = store.environment
         self._file = Journal(path, store.environment, read_only)
 
+    @property
+    def obstacle(self) -> str:
+        """The reason why the last entries are not on the disk; empty if they are."""
+        return self._file.obstacle
+
     def find(self, name: str) -> Any:
         """Returns the JSON of the entry of a name, or None if there is none."""
         quoted = _quoted(name)

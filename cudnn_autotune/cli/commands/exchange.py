@@ -10,7 +10,7 @@ import click
 
 from cudnn_autotune.cli.filters import Filter, filter_options, passing
 from cudnn_autotune.cli.stores import StoreFile, kind_of, read, read_whole, store_option
-from cudnn_autotune.cli.wording import say
+from cudnn_autotune.cli.wording import say, warnings_held
 from cudnn_autotune.core.display import count
 from cudnn_autotune.store import codec, file_format, verdicts
 from cudnn_autotune.store.environment import SUFFIX, Environment, names_file
@@ -82,12 +82,11 @@ def import_(paths: tuple[Path, ...], store_path: Path | None) -> None:
     here = Environment.of()
     for file, norms in files:
         decisions = list(file.decisions)
-        store = Store(store_path, file.environment)
-        taken = store.add(decisions)
-        if not store.is_writable:
-            raise refuse(
-                "--store", f"{store.path} cannot be written to; nothing of {file.path} was kept"
-            )
+        with warnings_held():
+            store = Store(store_path, file.environment)
+            taken = store.add(decisions)
+            if store.obstacle:
+                raise _not_written(store.path, store.obstacle, f"nothing of {file.path} is")
         foreign = "" if file.environment == here else ", foreign: of another environment than this"
         older = len(decisions) - taken.new - taken.replaced
         say(
@@ -96,10 +95,20 @@ def import_(paths: tuple[Path, ...], store_path: Path | None) -> None:
         )
         say(f"  -> {store.path}")
         if norms is not None:
-            added = verdicts.VerdictFile(store, read_only=False).add(norms.lines)
-            if added is None:
-                raise refuse("--store", f"{verdicts.path_of(store.path)} cannot be written to")
+            with warnings_held():
+                beside = verdicts.VerdictFile(store, read_only=False)
+                added = beside.add(norms.lines)
+                if added is None:
+                    place = verdicts.path_of(store.path)
+                    raise _not_written(place, beside.obstacle, f"all but {norms.path} is")
             say(f"{norms.path}: {count(norms.count, 'choice')} for batch norms: {added} new")
+
+
+def _not_written(place: Path, why: str, what: str) -> click.BadParameter:
+    return refuse(
+        "--store",
+        f"{place} cannot be written ({why}), and {what} taken over; name another place by --store",
+    )
 
 
 def _norms_beside(path: Path) -> StoreFile | None:

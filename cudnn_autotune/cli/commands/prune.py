@@ -19,7 +19,7 @@ from cudnn_autotune.cli.stores import (
     read,
     store_option,
 )
-from cudnn_autotune.cli.wording import say
+from cudnn_autotune.cli.wording import say, warnings_held
 from cudnn_autotune.core.display import count, printable
 from cudnn_autotune.store import disk_file
 from cudnn_autotune.store.decision import Decision, utc_text
@@ -125,10 +125,11 @@ def _prune_plans(folder: PrivateFolder, yes: bool, dry_run: bool) -> None:
 
 def _removed(file: StoreFile, decisions: Sequence[Decision]) -> int:
     """Removes the decisions that are still in the file, and returns how many."""
-    store = Store(file.path, file.environment)
-    removed = store.discard(decisions)
-    if not store.is_writable:
-        raise refuse("--store", f"{file.path} cannot be written to")
+    with warnings_held():
+        store = Store(file.path, file.environment)
+        removed = store.discard(decisions)
+        if store.obstacle:
+            raise refuse("--store", f"{file.path} cannot be written ({store.obstacle})")
     if len(store) == 0:
         # Another process may have written to the file meanwhile, or removed it.
         with suppress(OSError, ValueError), disk_file.locked(file.path):

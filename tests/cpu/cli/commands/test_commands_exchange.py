@@ -142,6 +142,57 @@ def test_a_damaged_file_is_refused_before_anything_is_written(
     assert damaged.read_bytes() == data
 
 
+def below_a_file(place: Path) -> Path:
+    place.write_text("in the way")
+    return place / "store.json"
+
+
+def read_only(place: Path) -> Path:
+    fill(place, decisions()[:1]).chmod(0o444)
+    return place
+
+
+def no_store(place: Path) -> Path:
+    place.write_text("buy milk")
+    return place
+
+
+def stored(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.iterdir() if path.suffix != ".lock"}
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (below_a_file, "File exists"),
+        (read_only, "the file is read-only"),
+        (no_store, "it is no file of 'cudnn-autotune store'"),
+    ],
+)
+def test_a_store_that_cannot_be_written(
+    make: Callable[[Path], Path], why: str, tmp_path: Path
+) -> None:
+    """One sentence says so, with the reason and the way out. Nothing changes."""
+    given = fill(tmp_path / "given.json")
+    place = make(tmp_path / "place.json")
+    before = stored(tmp_path)
+    text = refused("import", given, "--store", place)
+    assert f"Error: Invalid value for '--store': {place} cannot be written (" in text
+    assert text.endswith(
+        f"{why}), and nothing of {given} is taken over; name another place by --store"
+    )
+    assert "Warning" not in text
+    assert stored(tmp_path) == before
+
+
+def test_a_store_with_all_decisions_need_not_be_written(tmp_path: Path) -> None:
+    given = fill(tmp_path / "given.json")
+    place = fill(tmp_path / "place.json")
+    place.chmod(0o444)
+    text = succeeded("import", given, "--store", place)
+    assert "0 new, 0 newer, 6 not newer" in text
+
+
 def norms_in(folder: Path, fastest: str, *sides: int) -> list[list[str]]:
     """Chooses for batch norms with a store; returns what each choice is, and where it is from."""
     ca.set_store(folder, mode="read_write")

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 from support.store.decisions import under
-from support.store.stored import H200, decisions, fill, later, run, succeeded
+from support.store.stored import H200, decisions, fill, later, refused, run, succeeded
 
 from cudnn_autotune.store.environment import Environment
 from cudnn_autotune.store.file_store import Store
@@ -102,6 +102,16 @@ def test_dry_run(folder: Path) -> None:
     text = succeeded("prune", "--store", folder, "--op", "dgrad", "--dry-run")
     assert "would remove 3 decisions" in text
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_a_store_that_cannot_be_written(tmp_path: Path) -> None:
+    """One sentence says so, with the reason."""
+    place = fill(tmp_path / "place.json")
+    place.chmod(0o444)
+    text = refused("prune", "--store", place, "--environment", "any", "--yes")
+    assert text.endswith(f"'--store': {place} cannot be written (the file is read-only)")
+    assert "Warning" not in text
+    assert len(keys(place)) == 6
 
 
 def test_what_is_no_store_is_left_alone(folder: Path) -> None:
