@@ -61,13 +61,17 @@ class ModelComparison:
 
     @property
     def fastest(self) -> Row | None:
-        """The row of the fastest way; None if none could be measured."""
-        return self._fastest(self.rows)
+        """The row of the fastest way; None if none could be measured, or not all before an end by
+        Ctrl-C."""
+        return None if self._left else self._fastest(self.rows)
 
     @property
     def verdict(self) -> str:
         """A sentence with the fastest way, its gain over PyTorch's best, and the ways within the
-        spread of its times."""
+        spread of its times; or the ways that an end by Ctrl-C left out."""
+        if self._left:
+            left = ", ".join(self._left)
+            return f"interrupted before these were measured, so the fastest is not known: {left}"
         best = self.fastest
         if best is None or best.step_ms is None:
             return "no way could be measured"
@@ -82,6 +86,12 @@ class ModelComparison:
         if alike:
             text += f"; by the spread of their times it may as well be {' or '.join(alike)}"
         return text
+
+    @property
+    def _left(self) -> list[str]:
+        """Names of the ways that were not measured before Ctrl-C."""
+        rows = self.rows if self.was_interrupted else ()
+        return [row.way for row in rows if row.step_ms is None and not row.note]
 
     def to_json(self) -> dict[str, Any]:
         """Returns the comparison and the environment as JSON values."""

@@ -239,6 +239,20 @@ def test_the_verdict_names_the_fastest_and_by_how_much() -> None:
     assert made_up(rows=found.rows[3:]).verdict == "no way could be measured"
 
 
+def test_no_way_is_the_fastest_if_ctrl_c_left_some_out() -> None:
+    """A way that failed is not left out."""
+    begun = made_up(was_interrupted=True)
+    assert begun.verdict == made_up().verdict
+    left = [replace(row, step_ms=None) for row in begun.rows[1:3]]
+    found = made_up(rows=(begun.rows[0], *left, begun.rows[3]), was_interrupted=True)
+    assert found.fastest is None
+    assert found.verdict == (
+        "interrupted before these were measured, so the fastest is not known: compile, backend"
+    )
+    assert "<a>" not in str(found)
+    assert "12" in str(found)
+
+
 def test_calibrating_gives_norms_their_inputs_statistics() -> None:
     model = compared_models.Net().eval()
     ways.calibrate(model, [X])
@@ -372,6 +386,9 @@ def test_ctrl_c_shows_and_keeps_what_was_measured(tmp_path: Path) -> None:
     assert tree["was_interrupted"] is True
     assert tree["rows"][0]["step_ms"] > 0
     assert tree["rows"][1]["step_ms"] is None
+    left = "interrupted before these were measured, so the fastest is not known: channels_last"
+    assert tree["verdict"] == left
+    assert left in done.stdout
 
 
 def is_running(pid: int) -> bool:
@@ -454,7 +471,8 @@ def test_a_signal_ends_what_was_started(
         assert printed == ""
         return
     assert "interrupted: times are of what had run until then" in printed
-    assert ("fastest: eager" in printed) == (program == "measured")
+    left = "channels_last" if program == "measured" else "eager, channels_last"
+    assert f"measured, so the fastest is not known: {left}\n" in printed
 
 
 @pytest.mark.parametrize(
