@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from packaging.requirements import Requirement
 from support import checkout
 from support.processes.subprocesses import python
 
@@ -114,6 +115,16 @@ def test_the_wheel_has_what_the_package_has(purelib: Path) -> None:
     expected = {file for file in in_git() if re.match(r"cudnn_autotune(/|_\w+\.py)", file)}
     assert {"cudnn_autotune/py.typed", "cudnn_autotune_autoload.py"} <= expected
     assert expected <= {path.relative_to(purelib).as_posix() for path in purelib.rglob("*")}
+
+
+def test_the_build_takes_the_setuptools_of_any_environment() -> None:
+    """``python -m build --no-isolation`` refuses an environment without what is named here."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    required = map(Requirement, project["build-system"]["requires"])
+    (setuptools,) = (one for one in required if one.name == "setuptools")
+    # That of Python 3.11's virtual environments, and those without pkg_resources.
+    for version in ("65.5.0", "82.0.0", "84.2.1"):
+        assert setuptools.specifier.contains(version)
 
 
 USER = """
