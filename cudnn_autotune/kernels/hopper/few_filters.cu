@@ -9,27 +9,32 @@
 //   out[p][o]     = sum over s of sums[p + s][s][o]
 // The first line is a matrix product with FILTER_COLUMNS * OUT columns for each r, where OUT is the
 // number of output channels, or the next multiple of 8. The second one adds rows of the sums, which
-// follow each other in a warpgroup's registers.
+// follow each other in a warpgroup's registers. With STREAMED each column is a product of its own,
+//   out[p][o] = sum over r, s and c of in[p + r + s][c] * filter[r][s][c][o]
+// for filters that are too many for one matrix or for shared memory.
 //
 // A block computes the outputs of tile_rows x tile_columns pixels of one depth of an image. The
 // window of the input that they depend on passes through a ring of stages, one depth of the filters
 // and PLANES * 8 channels at a time, in planes of 8 channels, where a position is a row of 16
 // bytes. The window's rows follow each other. They have 8, 16, 32 or 64 positions, so that a
 // warpgroup's matrix of 64 positions has whole ones, and the outputs in it need none of the next
-// matrix. A block goes over tiles that follow each other, and has all filters in shared memory.
+// matrix. A warpgroup has MATRICES of them. A block goes over tiles that follow each other. It has
+// all filters in shared memory, or with STREAMED those of a stage beside the stage's window.
 //
 // What bounds it. A product of 64 x 16 by 16 x N takes N / 2 clocks, and 16 + N / 4 for its
 // operands to come from shared memory: with N = OUT = 32, a product for each tap would take 1.5
-// times the clocks of its multiplications.
+// times the clocks of its multiplications. From N = 64 on, multiplications bound it.
 
 constexpr int kThreads = 128 * WARPGROUPS;
-constexpr int kColumns = FILTER_COLUMNS * OUT;
-constexpr int kLacking = FILTER_COLUMNS - 1;  // columns that the last one of a row lacks
+constexpr int kBeside = STREAMED ? 1 : FILTER_COLUMNS;  // columns of a filter in a matrix
+constexpr int kApart = FILTER_COLUMNS / kBeside;        // matrices of a row of the filter
+constexpr int kColumns = kBeside * OUT;
+constexpr int kLacking = kBeside - 1;  // columns that the sums of the last one of a row lack
 constexpr int kOutPlanes = OUT / 8;
 // An output pixel is stored in pieces of 16 bytes, or in single numbers.
 constexpr bool kIsWhole = OUT_CHANNELS == OUT;
 constexpr int kPieces = kIsWhole ? kOutPlanes : OUT_CHANNELS;
-// The filters of a stage are matrices, one for each row of the filter. In fprop a row of 16
+// The filters of a stage are matrices, kApart for each row of the filter. In fprop a row of 16
 // bytes has 8 channels of the input, in dgrad 8 of the output. Planes of these and of the window
 // take an odd number of rows, so that they begin in different banks.
 constexpr int kInner = DGRAD ? kColumns / 8 : PLANES;
@@ -39,6 +44,10 @@ constexpr int kFilterRows = kInner * kFilterPitch;
 constexpr int kAlongSum = DGRAD ? 8 : kFilterPitch, kAcross = DGRAD ? kFilterPitch : 8;
 constexpr int kScratchPitch = 2 * OUT + 16;
 constexpr int kTileStages = CHUNKS * FILTER_DEPTHS;
+// Rows whose products come before the copies of a stage. A warp that issues many products waits for
+// most of them.
+constexpr int kRowsBefore = STREAMED ? 1 : FILTER_ROWS;
+constexpr int kFilterBytes = 16 * FILTER_ROWS * kApart * kFilterRows;  // of a stage
 
 struct Sizes {
   int in_depth, in_height, in_width, in_stride;  // strides are elements from a pixel to the next
@@ -119,38 +128,50 @@ __device__ __forceinline__ void copy_filters(unsigned char* to, const ELEMENT* w
                                              int channel) {
   constexpr int kRow = kInner * kWidth;
   constexpr int kTaps = FILTER_DEPTHS * FILTER_ROWS * FILTER_COLUMNS;
-  for (int i = threadIdx.x; i < FILTER_ROWS * kRow; i += kThreads) {
-    const int plane = i % kInner, inner = i / kInner % kWidth, r = i / kRow;
+  for (int i = threadIdx.x; i < FILTER_ROWS * kApart * kRow; i += kThreads) {
+    const int plane = i % kInner, inner = i / kInner % kWidth, matrix = i / kRow;
+    const int r = matrix / kApart, first = matrix % kApart;  // a row, and the first column
     long long from;
     bool exists = true;
     if (DGRAD) {
-      const int s = plane / kOutPlanes;
+      const int s = first + plane / kOutPlanes;
       const int tap =
           ((FILTER_DEPTHS - 1 - depth) * FILTER_ROWS + FILTER_ROWS - 1 - r) * FILTER_COLUMNS +
           FILTER_COLUMNS - 1 - s;
       from = (static_cast<long long>(channel + inner) * kTaps + tap) * OUT + plane % kOutPlanes * 8;
     } else {
-      const int s = inner / OUT, o = inner % OUT;
+      const int s = first + inner / OUT, o = inner % OUT;
       exists = o < OUT_CHANNELS;
       const int tap = (depth * FILTER_ROWS + r) * FILTER_COLUMNS + s;
       from =
           (static_cast<long long>(o) * kTaps + tap) * (CHUNKS * 8 * PLANES) + channel + 8 * plane;
     }
-    copy_async_cached(to + (r * kFilterRows + plane * kFilterPitch + inner) * 16, w + from, exists);
+    unsigned char* const there = to + (matrix * kFilterRows + plane * kFilterPitch + inner) * 16;
+    copy_async_cached(there, w + from, exists);
   }
 }
 
-// The matrices of the filters of a stage times those of a window whose first row is `rows`.
-__device__ __forceinline__ void multiply(float (&sums)[kColumns / 2], unsigned rows, int pitch,
-                                         unsigned filters, const Sizes& s) {
+// The matrices of the filters of a stage, of their rows from kBegin to kEnd, times those of a
+// window whose first row is `rows`.
+template <int kBegin, int kEnd>
+__device__ __forceinline__ void multiply(float (&sums)[MATRICES][kColumns / 2], unsigned rows,
+                                         int pitch, unsigned filters, const Sizes& s) {
   begin_products();
 #pragma unroll
-  for (int r = 0; r < FILTER_ROWS; ++r) {
-    const Matrix left = Matrix::at(rows + 16 * r * s.row_dilation * WINDOW_COLUMNS, pitch, 8);
-    const Matrix right = Matrix::at(filters + 16 * r * kFilterRows, kAlongSum, kAcross);
+  for (int r = kBegin; r < kEnd; ++r) {
+    const Matrix row = Matrix::at(rows + 16 * r * s.row_dilation * WINDOW_COLUMNS, pitch, 8);
 #pragma unroll
-    for (int pair = 0; pair < PLANES / 2; ++pair) {
-      MULTIPLY<ELEMENT, 0, DGRAD>(sums, left + 2 * pair * pitch, right + 2 * pair * kAlongSum);
+    for (int apart = 0; apart < kApart; ++apart) {
+      const Matrix right =
+          Matrix::at(filters + 16 * (r * kApart + apart) * kFilterRows, kAlongSum, kAcross);
+#pragma unroll
+      for (int pair = 0; pair < PLANES / 2; ++pair) {
+#pragma unroll
+        for (int m = 0; m < MATRICES; ++m) {
+          MULTIPLY<ELEMENT, 0, DGRAD>(sums[m], row + (2 * pair * pitch + apart + 64 * m),
+                                      right + 2 * pair * kAlongSum);
+        }
+      }
     }
   }
   commit_products();
@@ -193,14 +214,16 @@ __device__ __forceinline__ void add_columns(float (&sums)[kColumns / 2], float* 
   }
 }
 
-// Adds the bias and the residual to the sums of 16 positions, which a warp holds, and stores them.
+// Adds the bias and the residual to the sums of 16 positions from `first` on, which a warp holds,
+// and stores them.
 __device__ __forceinline__ void store(const float (&sums)[kColumns / 2], unsigned char* scratch,
                                       ELEMENT* out, const ELEMENT* bias, const ELEMENT* residual,
-                                      const ELEMENT* slope, const Place& place, const Sizes& s) {
+                                      const ELEMENT* slope, int first, const Place& place,
+                                      const Sizes& s) {
   const int lane = threadIdx.x % 32, group = lane / 4;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const int position = threadIdx.x / 32 * 16 + 8 * h + group;
+    const int position = first + 8 * h + group;
     const int row = position / WINDOW_COLUMNS, right = position % WINDOW_COLUMNS;
     const bool exists = row < s.tile_rows && right < s.tile_columns &&
                         place.row + row < s.out_height && place.column + right < s.out_width;
@@ -245,9 +268,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS)
                 out_height,   out_width,      out_stride,   first_depth, first_row,
                 first_column, depth_dilation, row_dilation, tile_rows,   tile_columns};
   const int pitch = positions + 1;
-  const int stage_bytes = 16 * PLANES * pitch, filter_bytes = 16 * FILTER_ROWS * kFilterRows;
-  unsigned char* const filters = shared + STAGES * stage_bytes;
-  unsigned char* const scratch = filters + kTileStages * filter_bytes;
+  const int window_bytes = 16 * PLANES * pitch;
+  const int stage_bytes = window_bytes + (STREAMED ? kFilterBytes : 0);
+  unsigned char* const filters = shared + (STREAMED ? window_bytes : STAGES * stage_bytes);
+  const auto filters_of = [&](int stage) {
+    return filters + (STREAMED ? stage % STAGES * stage_bytes : stage % kTileStages * kFilterBytes);
+  };
+  unsigned char* const scratch =
+      shared + STAGES * stage_bytes + (STREAMED ? 0 : kTileStages * kFilterBytes);
   float* const exchange = reinterpret_cast<float*>(scratch + kThreads / 32 * (8 * kScratchPitch));
   const int first_tile = blockIdx.x * tiles;
   const int stages = min(tiles, all_tiles - first_tile) * kTileStages;
@@ -257,8 +285,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS)
     if (next_stage < stages) {
       const int of_tile = next_stage % kTileStages, filter_depth = of_tile / CHUNKS;
       const int channel = of_tile % CHUNKS * (8 * PLANES);
-      if (next_stage < kTileStages) {
-        copy_filters(filters + of_tile * filter_bytes, w, filter_depth, channel);
+      if (STREAMED || next_stage < kTileStages) {
+        copy_filters(filters_of(next_stage), w, filter_depth, channel);
       }
       copy_window(shared + next_stage % STAGES * stage_bytes, pitch, in, positions, filter_depth,
                   channel, next, s);
@@ -270,27 +298,41 @@ extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS)
   // The same in all lanes, as the compiler sees by this.
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
   const int warp = threadIdx.x / 32;
+  const unsigned window = shared_address(shared) + 16 * 64 * MATRICES * warpgroup;
 
 #pragma unroll
   for (int i = 0; i < STAGES - 1; ++i) copy_next_stage();
-  float sums[kColumns / 2];
+  float sums[MATRICES][kColumns / 2];
+  const auto clear = [&]() {
 #pragma unroll
-  for (int i = 0; i < kColumns / 2; ++i) sums[i] = 0.0f;
+    for (int m = 0; m < MATRICES; ++m) {
+#pragma unroll
+      for (int j = 0; j < kColumns / 2; ++j) sums[m][j] = 0.0f;
+    }
+  };
+  clear();
   for (int i = 0; i < stages; ++i) {
     copies_arrived<STAGES - 2>();
     publish_writes();
     // All have the stage i, and are done with the one before.
     __syncthreads();
-    multiply(sums, shared_address(shared + i % STAGES * stage_bytes) + 16 * 64 * warpgroup, pitch,
-             shared_address(filters) + i % kTileStages * filter_bytes, s);
+    const unsigned rows = window + i % STAGES * stage_bytes;
+    const unsigned matrices = shared_address(filters_of(i));
+    multiply<0, kRowsBefore>(sums, rows, pitch, matrices, s);
     copy_next_stage();
+    if (kRowsBefore < FILTER_ROWS) {
+      multiply<kRowsBefore, FILTER_ROWS>(sums, rows, pitch, matrices, s);
+    }
     products_done<0>();
     if (i % kTileStages == kTileStages - 1) {
-      add_columns(sums, exchange + warp * (kLacking * OUT));
-      store(sums, scratch + warp * (8 * kScratchPitch), out, bias, residual, slope, place, s);
-      place.to_next(s);
 #pragma unroll
-      for (int j = 0; j < kColumns / 2; ++j) sums[j] = 0.0f;
+      for (int m = 0; m < MATRICES; ++m) {
+        if (kLacking > 0) add_columns(sums[m], exchange + warp * (kLacking * OUT));
+        store(sums[m], scratch + warp * (8 * kScratchPitch), out, bias, residual, slope,
+              (warp / 4 * MATRICES + m) * 64 + warp % 4 * 16, place, s);
+      }
+      place.to_next(s);
+      clear();
     }
   }
   copies_arrived<0>();

@@ -27,12 +27,12 @@ _ROW_BYTES = 16
 """Bytes of 8 channels."""
 _POSITIONS = 64
 """Positions of a product of matrices."""
-_MOST_FILTERS, _MOST_MATRIX_COLUMNS = 64, 256
+_MOST_FILTERS, _MOST_MATRIX_COLUMNS = 120, 256
 _MOST_FILTER_COLUMNS = 9
 """Most columns of a filter: a warp needs 8 of the next one's 16 positions."""
-_MOST_WARPGROUPS = 4
+_MOST_WARPGROUPS, _MOST_MATRICES = 4, 3
 _WINDOW_COLUMNS = (8, 16, 32, 64)
-_STAGES = (3, 2)
+_STAGES, _STREAMED_STAGES = (3, 2), (4, 3, 2)
 _MOST_PLANES = 10
 """Most planes of a stage."""
 _MOST_OFFERS = 2
@@ -50,6 +50,11 @@ _BYTES_A_CLOCK = 12.6
 """Copied bytes of inputs and outputs of a multiprocessor in a clock, while all copy."""
 _STORE_CLOCKS, _EIGHT_CLOCKS = 900, 39
 """Clocks to add and store the sums of a tile: at least, and for each 64 positions and 8 filters."""
+# Those of streamed filters are reckoned.
+_STREAMED_BYTES_A_CLOCK = 24
+"""Copied bytes of a multiprocessor in a clock, most of them from the level 2 cache."""
+_STAGE_CLOCKS = 150
+"""Clocks between the products of two stages."""
 _LATENCY = 3300
 """Clocks of a block before its first product and behind its last one."""
 
@@ -81,10 +86,6 @@ class _Layer:
     def out_width(self) -> int:
         """Output channels in a matrix, rounded up to a multiple of 8."""
         return -(-self.out_channels // 8) * 8
-
-    @property
-    def matrix_columns(self) -> int:
-        return self.columns * self.out_width
 
 
 def _layer_of(problem: ConvProblem) -> _Layer | None:
@@ -131,7 +132,7 @@ def _layer_of(problem: ConvProblem) -> _Layer | None:
         *(is_dgrad, problem.input_shape[0], x, c, in_stride, y, k, out_stride),
         *(depths, rows, columns, dilation[:2], first),
     )
-    return layer if layer.matrix_columns <= _MOST_MATRIX_COLUMNS else None
+    return layer
 
 
 @dataclass(frozen=True)
@@ -149,13 +150,30 @@ class _Tiling:
     planes: int
     """Eights of input channels of a stage."""
     stages: int
+    matrices: int = 0
+    """Matrices of positions of a warpgroup whose filters are streamed; 0 if they stay."""
 
     @property
     def settings(self) -> str:
+        streamed = f",MATRICES={self.matrices}" if self.matrices else ""
         return (
             f"WARPGROUPS={self.warpgroups},ROWS={self.rows},COLUMNS={self.columns},"
-            f"PLANES={self.planes},STAGES={self.stages}"
+            f"PLANES={self.planes},STAGES={self.stages}{streamed}"
         )
+
+    @property
+    def beside(self) -> int:
+        """Columns of a filter in a matrix."""
+        return 1 if self.matrices else self.layer.columns
+
+    @property
+    def apart(self) -> int:
+        """Matrices of a row of the filter."""
+        return self.layer.columns // self.beside
+
+    @property
+    def matrix_columns(self) -> int:
+        return self.beside * self.layer.out_width
 
     @property
     def threads(self) -> int:
@@ -183,28 +201,29 @@ class _Tiling:
     def positions(self) -> int:
         """Positions of the input in a stage: the window's, and the last matrix's rows behind it."""
         layer = self.layer
-        below = (layer.rows - 1) * layer.dilation[1] * self.window_columns
-        return self.warpgroups * _POSITIONS + below
+        below = (layer.rows - 1) * layer.dilation[1] * self.window_columns + self.apart - 1
+        return self.warpgroups * max(self.matrices, 1) * _POSITIONS + below
 
     @property
     def filter_bytes(self) -> int:
-        """Bytes of all filters in shared memory."""
-        layer = self.layer
-        n = layer.matrix_columns
-        of_row = n // 8 * (8 * self.planes + 1) if layer.is_dgrad else self.planes * (n + 1)
-        return self.chunks * layer.depths * layer.rows * of_row * _ROW_BYTES
+        """Bytes of the filters of a stage in shared memory."""
+        n = self.matrix_columns
+        of_one = n // 8 * (8 * self.planes + 1) if self.layer.is_dgrad else self.planes * (n + 1)
+        return self.layer.rows * self.apart * of_one * _ROW_BYTES
 
     @property
     def shared_bytes(self) -> int:
         layer = self.layer
-        ring = self.stages * self.planes * (self.positions + 1) * _ROW_BYTES
+        window = self.planes * (self.positions + 1) * _ROW_BYTES
+        held = self.stages if self.matrices else self.chunks * layer.depths
         scratch = 8 * (2 * layer.out_width + 16)
-        exchange = 4 * (layer.columns - 1) * layer.out_width
-        return ring + self.filter_bytes + 4 * self.warpgroups * (scratch + exchange)
+        exchange = 4 * (self.beside - 1) * layer.out_width
+        of_warps = 4 * self.warpgroups * (scratch + exchange)
+        return self.stages * window + held * self.filter_bytes + of_warps
 
     def resident(self, gpu: Gpu) -> int:
         """Returns the resident blocks of a multiprocessor."""
-        registers = self.layer.matrix_columns // 2 + _OTHER_REGISTERS
+        registers = max(self.matrices, 1) * self.matrix_columns // 2 + _OTHER_REGISTERS
         if self.planes > 8 or self.layer.rows * self.planes // 2 > _FEW_PRODUCTS:
             registers += _MORE_REGISTERS
         held = occupancy(gpu, self.threads, min(registers, 255), self.shared_bytes)
@@ -215,25 +234,39 @@ class _Tiling:
 
         A block copies, multiplies and stores one after the other, at the same time as other blocks.
         """
-        layer, n = self.layer, self.layer.matrix_columns
-        products = self.warpgroups * layer.depths * layer.rows * layer.in_channels / 16
+        layer, n = self.layer, self.matrix_columns
+        matrices = self.warpgroups * max(self.matrices, 1)
+        products = matrices * layer.depths * layer.rows * self.apart * layer.in_channels / 16
         multiplying = products * max(n / 2, 16 + n / 4) * _PRODUCT_FACTOR
         copied = layer.depths * self.positions * layer.in_channels // 8
+        of_filters = self.chunks * layer.depths * self.filter_bytes // _ROW_BYTES
         copying = copied * _WINDOW_ROW_CLOCKS
-        storing = _STORE_CLOCKS + _EIGHT_CLOCKS * self.warpgroups * layer.out_width // 8
+        storing = _STORE_CLOCKS + _EIGHT_CLOCKS * matrices * layer.out_width // 8
         moved = copied * _ROW_BYTES + 2 * self.rows * self.columns * layer.out_channels
         resident = self.resident(gpu)
         of_one = -(-self.tiles // (resident * gpu.multiprocessors))
         held = min(resident, -(-self.tiles // gpu.multiprocessors))
         busy = max(multiplying, copying, moved / _BYTES_A_CLOCK)
+        if self.matrices:  # copies run beside the products of the stage before
+            streamed = (of_filters * _ROW_BYTES + moved) / _STREAMED_BYTES_A_CLOCK
+            multiplying += self.chunks * layer.depths * _STAGE_CLOCKS
+            busy = max(multiplying, copying + of_filters * _FILTER_ROW_CLOCKS, streamed)
+            return _LATENCY + busiest_clocks(of_one * held, busy, of_one, busy + storing)
         tiles = busiest_clocks(of_one * held, busy, of_one, copying + multiplying + storing)
-        filters = self.filter_bytes // _ROW_BYTES * _FILTER_ROW_CLOCKS
-        return _LATENCY + filters + tiles
+        return _LATENCY + of_filters * _FILTER_ROW_CLOCKS + tiles
 
 
-def _tilings(layer: _Layer, gpu: Gpu) -> Iterator[_Tiling]:
+def _tilings(layer: _Layer, gpu: Gpu) -> list[_Tiling]:
+    """Returns the tilings that keep all filters in shared memory, or else those that do not."""
+    if found := list(_divided(layer, gpu, 0)):
+        return found
+    return [one for n in range(1, _MOST_MATRICES + 1) for one in _divided(layer, gpu, n)]
+
+
+def _divided(layer: _Layer, gpu: Gpu, matrices: int) -> Iterator[_Tiling]:
     planes = layer.in_channels // 8
     divisors = [n for n in range(2, _MOST_PLANES + 1, 2) if planes % n == 0]
+    stages = _STREAMED_STAGES if matrices else _STAGES
     for warpgroups, window_columns in itertools.product(
         range(1, _MOST_WARPGROUPS + 1), _WINDOW_COLUMNS
     ):
@@ -242,15 +275,16 @@ def _tilings(layer: _Layer, gpu: Gpu) -> Iterator[_Tiling]:
         if columns == 0 or (window_columns == 8 and columns < layer.out_size[2]):
             continue
         height = layer.out_size[1]
-        rows = min(warpgroups * _POSITIONS // window_columns, height)
+        rows = min(warpgroups * max(matrices, 1) * _POSITIONS // window_columns, height)
         rows = -(-height // -(-height // rows))
-        for n, stages in itertools.product(reversed(divisors), _STAGES):
-            found = _Tiling(layer, warpgroups, rows, columns, window_columns, n, stages)
-            if found.shared_bytes > gpu.shared_bytes:
+        for n, held in itertools.product(reversed(divisors), stages):
+            found = _Tiling(layer, warpgroups, rows, columns, window_columns, n, held, matrices)
+            if found.matrix_columns > _MOST_MATRIX_COLUMNS or found.shared_bytes > gpu.shared_bytes:
                 continue
             if found.resident(gpu) and found.tiles <= INT32_MAX // (found.chunks * layer.depths):
                 yield found
-            break  # stages of fewer planes are slower
+            if not matrices:
+                break  # stages of fewer planes are slower
 
 
 def _tile_columns(layer: _Layer, window_columns: int) -> int:
@@ -284,7 +318,7 @@ class FewFilters(KernelFamily[_Tiling]):
 
     It computes 2-d and 3-d layers of float16 and bfloat16 in channels_last, of stride 1 and without
     groups. Filters have 2 to 9 columns and more than one row. Input channels are a multiple of 16,
-    and output channels 64 at most; for dgrad those are y's and x's, and x's a multiple of 8. fprop
+    and output channels 120 at most; for dgrad those are y's and x's, and x's a multiple of 8. fprop
     has every epilogue, but no residual if the output channels are no multiple of 8. Input and
     output of fprop may be slices of the channels of larger tensors. A NaN or an infinity in an
     input reaches the outputs that depend on it, and no others.
@@ -304,7 +338,7 @@ class FewFilters(KernelFamily[_Tiling]):
 
     def build(self, problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> Recipe:
         layer, resident = tiling.layer, tiling.resident(gpu)
-        columns = layer.matrix_columns
+        columns = tiling.matrix_columns
         defines: dict[str, str | int] = {
             "ELEMENT": sources.ELEMENTS[problem.dtype],
             "DGRAD": int(layer.is_dgrad),
@@ -317,6 +351,8 @@ class FewFilters(KernelFamily[_Tiling]):
             "WARPGROUPS": tiling.warpgroups,
             "PLANES": tiling.planes,
             "CHUNKS": tiling.chunks,
+            "STREAMED": int(tiling.matrices > 0),
+            "MATRICES": max(tiling.matrices, 1),
             "STAGES": tiling.stages,
             "BLOCKS": resident,
             "MULTIPLY": f"multiply_{columns}",

@@ -69,7 +69,7 @@ FAULTS = {
     "no barrier of the block": ("    __syncthreads();\n", ""),
     "no barrier of the warpgroup": ("  sync_warpgroup();\n", ""),
     "products that nobody waits for": ("    products_done<0>();\n", ""),
-    "a copy to the stage that is read": ("    multiply(sums,", "copy_next_stage(); multiply(sums,"),
+    "a copy to the stage that is read": ("    multiply<0,", "copy_next_stage(); multiply<0,"),
     "a stage that is read too long": (
         "    products_done<0>();\n    if (i % kTileStages == kTileStages - 1) {",
         "    if (i % kTileStages == kTileStages - 1) {\n      products_done<0>();",

@@ -95,7 +95,7 @@ def _draw_filters(choose: random.Random) -> ConvProblem:
     return filters(
         choose.choice(("fprop", "dgrad")),
         (choose.randint(1, 3), *size),
-        (16 * choose.randint(1, 7), 8 * choose.randint(1, 5)),
+        (16 * choose.randint(1, 7), 8 * choose.choice((1, 2, 3, 4, 5, 9, 12, 15))),
         kernel,
         tuple(choose.randint(0, k) for k in (*kernel, *kernel)),
         dilation,
@@ -147,6 +147,13 @@ LAYERS: dict[str, tuple[Any, ...]] = {
     "one row of filters": ((1, 5, 6, 18), (16, 16), (3, 1, 3), (1, 0, 1)),
     "a dilation of depths and rows": ((1, 9, 8, 10), (16, 8), 3, (2, 3, 1), (2, 3, 1)),
     "an image of one depth": ((2, 1, 5, 5), (16, 8)),
+    "96 filters, a column at a time": ((1, 9, 20), (48, 96)),
+    "120 filters, rows of several tiles": ((1, 5, 75), (32, 120)),
+    "filters that shared memory does not hold": ((1, 4, 9), (512, 64)),
+    "72 filters of rows that share their padding": ((3, 7, 7), (288, 72)),
+    "Wan's, causal in depth": ((1, 4, 9, 34), (96, 96), 3, (2, 1, 1, 0, 1, 1)),
+    "40 filters of 7 x 7": ((1, 9, 17), (32, 40), 7, 3),
+    "96 filters of 3 x 5, dilated rows": ((1, 12, 19), (32, 96), (3, 5), 2, (2, 1)),
 }
 """The images, channels in and out, and what follows."""
 LAST_LAYERS: dict[str, tuple[Any, ...]] = {
@@ -155,6 +162,8 @@ LAST_LAYERS: dict[str, tuple[Any, ...]] = {
     "2 filters of 5 x 5": ((1, 14, 9), (16, 2), 5, 2),
     "7 filters of a volume": ((1, 4, 7, 7), (32, 7)),
     "30 filters": ((1, 8, 33), (48, 30)),
+    "30 filters of 9 x 9": ((1, 11, 20), (16, 30), 9, 4),
+    "100 filters": ((1, 5, 22), (48, 100)),
 }
 """The same of layers with other numbers of filters, which are not for dgrad."""
 FEW_FILTERS = Family(
@@ -169,7 +178,7 @@ FEW_FILTERS = Family(
     epilogues=[
         filters("fprop", (2, 7, 18), channels, **fused)
         for i, fused in enumerate(FUSED)
-        for channels in [((16, 16), (64, 24), (32, 3))[i % 3 if "residual" not in fused else i % 2]]
+        for channels in [((16, 16), (48, 96), (32, 3))[i % 3 if "residual" not in fused else i % 2]]
     ],
     few_blocks=[
         filters(op, x, (32, 16))
@@ -181,10 +190,12 @@ FEW_FILTERS = Family(
         filters(op, x, (32, 16), kernel)
         for i, x in enumerate(((2, 9, 7), (2, 9, 14), (2, 9, 40), (2, 4, 9, 7)))
         for op, kernel in (("fprop", (3, 4)[i % 2]), ("dgrad", (4, 3)[i % 2]))
-    ],
+    ]
+    + [filters(op, (2, 9, 14), (48, 96)) for op in ("fprop", "dgrad")],
     patterns=[
-        filters("fprop", (2, 14, 15), (32, 16), 3, 0),
-        filters("dgrad", (2, 14, 15), (32, 16), 3, 0),
+        filters(op, (2, 14, 15), channels, 3, 0)
+        for op in ("fprop", "dgrad")
+        for channels in ((32, 16), (48, 96))
     ],
     not_computed=[
         filters(**({"op": "fprop", "x": (2, 20, 20), "channels": (32, 32)} | changed))
@@ -198,16 +209,13 @@ FEW_FILTERS = Family(
             {"channels": (24, 32)},
             {"op": "dgrad", "channels": (32, 12)},
             {"channels": (32, 12), "residual": True},
-            {"channels": (32, 30), "kernel": 9},
-            {"channels": (32, 72)},
+            {"channels": (32, 128)},
             {"kernel": (1, 3)},
             {"kernel": (3, 1)},
             {"kernel": (2, 10)},
-            {"kernel": 7, "channels": (32, 40)},
             {"x": (2, 9, 9, 9), "kernel": (1, 1, 3), "padding": (0, 0, 1)},
-            # the filters do not fit into shared memory
-            {"channels": (2048, 32)},
-            {"x": (2, 9, 9, 9), "channels": (128, 64)},
+            # the filters of a stage do not fit into shared memory
+            {"channels": (16, 120), "kernel": 9},
             *ALIGNMENTS,
         )
     ],
@@ -215,7 +223,8 @@ FEW_FILTERS = Family(
         filters(op, x, (64, 32))
         for op in ("fprop", "dgrad")
         for x in ((64, 56, 56), (2, 32, 32, 32))
-    ],
+    ]
+    + [filters(op, (1, 4, 480, 832), (96, 96)) for op in ("fprop", "dgrad")],
     gpus=(H200, TINY),
     draw=_draw_filters,
     draws=60,
