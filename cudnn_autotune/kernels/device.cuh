@@ -209,6 +209,12 @@ __device__ __forceinline__ void copy_async_cached(void* target, const void* sour
                "l"(source), "r"(valid ? 16 : 0)
                : "memory");
 }
+// As copy_async<16>, of the first `bytes` of 16, from 0 to all; zeros behind them.
+__device__ __forceinline__ void copy_async_some(void* target, const void* source, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(target)),
+               "l"(source), "r"(bytes)
+               : "memory");
+}
 // Ends a group of this thread's copies.
 __device__ __forceinline__ void commit_copies() {
   asm volatile("cp.async.commit_group;" ::: "memory");

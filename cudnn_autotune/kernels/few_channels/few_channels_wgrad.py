@@ -112,6 +112,8 @@ class FewChannelsWgrad(KernelFamily[_Tiling]):
         if not problem.may_use_tf32:
             segments = _segments(problem)
             defines["IS_SIGNAL"] = segments - 1
+            defines["IS_SHIFTED"] = int(q % 8 != 0)
+            defines["HAS_ODD_ROWS"] = q % 2
             if segments > 1:
                 defines["IS_RAGGED"] = int(q % (segments * tiling.columns) != 0)
         add = KernelLaunch(
@@ -186,7 +188,8 @@ def _shared_bytes(problem: ConvProblem, settings: _Tiling) -> int:
         return max(2 * (gradients + kernel_h * elements * 4), sums)
     gradients = 2 * settings.columns * (2 * channels + 16)
     if rows.is_planar:
-        gradients = channels * (4 * settings.columns + 16)
+        shifts = 16 if problem.output_shape[-1] % 8 else 0
+        gradients = channels * (4 * settings.columns + 2 * shifts + 16)
     second_row = 1 if _segments(problem) > 1 else rows.stride[1]
     image = (kernel_h + second_row) * elements * 2
     return max(2 * (gradients + image) + kernel_h * elements * 4, sums)

@@ -379,6 +379,14 @@ void copy_async(void* target, const void* source, bool valid = true) {
 inline void copy_async_cached(void* target, const void* source, bool valid) {
   copy_async<16>(target, source, valid);
 }
+inline void copy_async_some(void* target, const void* source, int bytes) {
+  if (bytes < 0 || bytes > 16) return emulation::fail("a copy has more than 16 bytes");
+  copy_async<16>(target, source, false);
+  if (reinterpret_cast<uintptr_t>(source) % 16) {
+    return emulation::fail("a copy to shared memory is not aligned");
+  }
+  emulation::copy(target, source, bytes, true);
+}
 inline void commit_copies() { emulation::commit(); }
 template <int pending>
 void copies_arrived() {

@@ -400,6 +400,9 @@ WGRAD = Family(
         *(first_layer("wgrad", *shapes, dtype=FP32, **PLAIN) for shapes in VOLUMES.values()),
         *(first_layer("wgrad", *s, **PLAIN) for s in HEIGHT_1.values()),
         *narrow("wgrad", **PLAIN)[::2],
+        # Rows of the output begin anywhere.
+        *(first_layer("wgrad", (2, 1, n), (9, 1, 3), 2, 1, **PLAIN) for n in range(270, 285, 2)),
+        *(first_layer("wgrad", (3, 2, 5, n), (21, 2, 3, 2), **PLAIN) for n in range(34, 42)),
         *(
             first_layer("wgrad", (2, 2, 5, 37), (5, 2, 2, 3), alignment=(a, 4, 16), **PLAIN)
             for a in (2, 4, 8, 16)
