@@ -170,9 +170,13 @@ class Rows:
 
     def arguments(self, rows: int, columns: int) -> tuple[int, ...]:
         """Returns the sizes that a kernel gets, of which the last is the number of tiles."""
+        return (*self.sizes, *self.grid(rows, columns))
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes that a kernel gets, but for the tiles."""
         sizes = _depth_first(self.problem.input_shape[2:], 1)
-        channels = self.problem.output_shape[1]
-        return (*sizes, channels, *self.output, *self.padding, *self.grid(rows, columns))
+        return (*sizes, self.problem.output_shape[1], *self.output, *self.padding)
 
 
 def _depth_first(sizes: Sequence[int], depth: int) -> tuple[int, int, int]:

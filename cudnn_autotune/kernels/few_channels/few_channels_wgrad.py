@@ -11,6 +11,12 @@ from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
 from cudnn_autotune.kernels.family import KernelFamily
 from cudnn_autotune.kernels.few_channels.few_channels_rows import Rows, is_computed, with_images
+from cudnn_autotune.kernels.few_channels.few_channels_wgrad_narrow import (
+    NarrowTiling,
+    build_narrow,
+    narrow_tilings,
+    narrow_workspace_bytes,
+)
 from cudnn_autotune.kernels.sources import source, version_of
 from cudnn_autotune.kernels.sum_parts import sum_launch, sums_bytes
 
@@ -46,20 +52,21 @@ class _Tiling:
         )
 
 
-class FewChannelsWgrad(KernelFamily[_Tiling]):
+class FewChannelsWgrad(KernelFamily[_Tiling | NarrowTiling]):
     """Implicit GEMM for first layers: float16, bfloat16 and TF32, both layouts, 1-d to 3-d, 1 to
     16 input channels, no dilation, no groups. Sums of blocks are added in a fixed order."""
 
     name = "few_channels_wgrad"
     version = version_of(__name__)
 
-    def tilings(self, problem: ConvProblem, gpu: Gpu) -> Sequence[_Tiling]:
+    def tilings(self, problem: ConvProblem, gpu: Gpu) -> Sequence[_Tiling | NarrowTiling]:
         problem = with_images(problem)
         if problem.op != "wgrad" or not is_computed(problem, Rows(problem).is_planar):
             return ()
+        narrow = narrow_tilings(problem, gpu)
         elements = math.prod(problem.weight_shape[1:])
         if elements > _MOST_ELEMENTS:
-            return ()
+            return narrow
         q = -(-problem.output_shape[-1] // _segments(problem))
         columns = -(-q // (-(-q // _MOST_COLUMNS) * 8)) * 8
         found = []
@@ -82,13 +89,19 @@ class FewChannelsWgrad(KernelFamily[_Tiling]):
             turn = 8 * _WARPS // settings[0].warps_n  # all groups of warps have equal shares
             half = -(-columns // (2 * turn)) * turn
             settings.append(_fitted(replace(settings[0], columns=half), problem, gpu))
-        return tuple(dict.fromkeys(s for s in settings if s.blocks > 0))
+        return (*narrow, *dict.fromkeys(s for s in settings if s.blocks > 0))
 
-    def workspace_bytes(self, problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> int:
+    def workspace_bytes(
+        self, problem: ConvProblem, tiling: _Tiling | NarrowTiling, gpu: Gpu
+    ) -> int:
+        if isinstance(tiling, NarrowTiling):
+            return narrow_workspace_bytes(with_images(problem), tiling, gpu)
         return _workspace_bytes(with_images(problem), tiling, gpu)
 
-    def build(self, problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> Recipe:
+    def build(self, problem: ConvProblem, tiling: _Tiling | NarrowTiling, gpu: Gpu) -> Recipe:
         problem = with_images(problem)
+        if isinstance(tiling, NarrowTiling):
+            return build_narrow(problem, tiling, gpu)
         rows = Rows(problem)
         q = problem.output_shape[-1]
         blocks_x, blocks_y = _grid(problem, tiling, gpu)

@@ -10,11 +10,19 @@ import pytest
 import torch
 from support import cuda_emulation
 from support.cuda_emulation import run_recipe
-from support.cuda_emulation.checks import H200, between_bands, check
+from support.cuda_emulation.checks import (
+    H200,
+    between_bands,
+    check,
+    check_not_finite,
+    random_tensors,
+)
 from support.kernels.few_channels import (
     FEW_CHANNELS,
     LARGE,
     LARGE_PLANES,
+    NARROW_WGRAD,
+    PLAIN,
     PLANES,
     WGRAD,
     WGRAD_LAYERS,
@@ -101,3 +109,32 @@ def test_the_workspace_holds_the_sums_of_every_block() -> None:
     small = first_layer("wgrad", (1, 3, 224, 224), (64, 3, 7, 7), 2, 3)
     operands = 2 * (3 * 224 * 224 + 64 * 112 * 112)
     assert all(offer.workspace_bytes <= operands for offer in WGRAD.kernel.offers(small, H200))
+
+
+@emulated
+@pytest.mark.parametrize("options", [{}, PLAIN, {"dtype": torch.bfloat16, **PLAIN}])
+@pytest.mark.parametrize(
+    ("width", "kernel", "padding"), [(20, 3, 0), (20, 3, 1), (33, 4, 2), (19, 5, (0, 1, 0, 3))]
+)
+def test_what_is_not_finite_at_an_edge_belongs_to_some_elements_of_a_window(
+    width: int, kernel: int, padding: Any, options: dict[str, Any]
+) -> None:
+    """There a product has zeros for the other elements, which must not meet it."""
+    shapes = (1, 2, 6, width), (3, 2, 3, kernel)
+    problem = first_layer("wgrad", *shapes, 1, padding, **options)
+    settings = NARROW_WGRAD.settings_of(problem)[0]
+    for column in (*range(4), *range(-4, 0)):
+        for name, value in (("x", torch.inf), ("x", torch.nan), ("y", -torch.inf)):
+            tensors = random_tensors(problem)
+            tensors[name][0, 1, 2, column] = value
+            check_not_finite(NARROW_WGRAD.kernel, problem, settings, tensors)
+
+
+def test_narrow_layers_have_blocks_and_warps_for_all_multiprocessors() -> None:
+    for problem in NARROW_WGRAD.large:
+        for settings in NARROW_WGRAD.settings_of(problem):
+            launch = NARROW_WGRAD.kernel.recipe(problem, settings, H200).launches[0]
+            blocks_x, blocks_y, _ = launch.grid
+            assert blocks_x * blocks_y * launch.block[0] >= 192 * H200.multiprocessors
+            turns = -(-int(launch.arguments[-1]) // blocks_x)
+            assert turns * blocks_x < 1.3 * int(launch.arguments[-1])  # nearly equal shares

@@ -23,5 +23,6 @@ FAMILIES: dict[str, Family] = {
         hopper.IMPLICIT_GEMM_1D,
         hopper.WGRAD,
     )
-} | {"depthwise_tile": depthwise.TILE}
-"""The name of a kernel -> its problems; ``depthwise`` has tilings in shared memory, too."""
+} | {"depthwise_tile": depthwise.TILE, "narrow_wgrad": few_channels.NARROW_WGRAD}
+"""The name of a kernel -> its problems. ``depthwise`` has tilings in shared memory, too, and
+``few_channels_wgrad`` those for few filters."""

@@ -9,14 +9,16 @@ from typing import Any
 
 import torch
 
+from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import KernelLaunch
+from cudnn_autotune.kernels.family import KernelFamily
 from cudnn_autotune.kernels.few_channels.few_channels import FewChannels
 from cudnn_autotune.kernels.few_channels.few_channels_planes import FewChannelsPlanes
 from cudnn_autotune.kernels.few_channels.few_channels_wgrad import FewChannelsWgrad
 from support.conv.fused_cases import NAMES
 from support.cuda_emulation.checks import H200
-from support.kernels.battery import TINY, Family
+from support.kernels.battery import TINY, Family, offered_settings
 
 FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
 PLAIN: dict[str, Any] = {"memory_format": torch.contiguous_format}
@@ -374,8 +376,19 @@ WGRAD_PLANES = [
     if shapes[0][1] <= 16
 ]
 """First layers in contiguous_format, with rows that are even, odd, or whole vectors."""
+
+
+def _narrow_settings(kernel: KernelFamily, problem: ConvProblem, gpu: Gpu) -> list[str]:
+    return [s for s in offered_settings(kernel, problem, gpu) if s.startswith("DEPTHS=")]
+
+
+def _other_settings(kernel: KernelFamily, problem: ConvProblem, gpu: Gpu) -> list[str]:
+    return [s for s in offered_settings(kernel, problem, gpu) if not s.startswith("DEPTHS=")]
+
+
 WGRAD = Family(
     kernel=FewChannelsWgrad(),
+    settings=_other_settings,
     gpus=(H200, TINY),
     most=1,
     has_conflicts=False,
@@ -468,3 +481,95 @@ WGRAD = Family(
     ),
     draws=16,
 )
+
+NARROW_WGRAD_LAYERS: dict[str, tuple[Any, ...]] = {
+    **{name: layer for name, layer in NARROW.items() if name not in ("volumes", "matrix")},
+    "whole videos": ((2, 3, 4, 17, 70), (3, 3, 2, 3, 3)),
+    "whole volumes": ((1, 1, 5, 18, 50), (10, 1, 3, 3, 10)),
+    "SegResNet": ((2, 8, 9, 10, 32), (8, 8, 3, 3, 3), 1, 1),
+    "many depths": ((1, 2, 21, 5, 24), (3, 2, 3, 3, 3), 1, (1, 0, 1)),
+    "strided depths": ((1, 3, 9, 8, 40), (4, 3, 3, 2, 3), (2, 1, 1), (1, 0, 2)),
+    "one depth": ((1, 4, 3, 6, 20), (8, 4, 1, 3, 3), 1, (0, 1, 1)),
+    "one row": ((2, 6, 1, 90), (7, 6, 1, 4), 1, (0, 0, 0, 3)),
+    "a kernel larger than the image": ((1, 3, 2, 2), (4, 3, 5, 5), 1, 4),
+    "a column": ((1, 16, 20, 17), (4, 16, 5, 1), 1, (2, 0)),
+    "frames": ((2, 8, 3, 5, 17), (8, 8, 2, 1, 2), 1, (1, 0, 0, 0, 0, 1)),
+    "several tiles in a row": ((1, 3, 7, 700), (3, 3, 3, 3), 1, 1),
+    "many rows": ((1, 5, 41, 20), (6, 5, 3, 5), 1, (1, 0)),
+}
+"""Layers of stride 1 in rows and columns, as :data:`ODD_SHAPES`."""
+NARROW_WGRAD_CONTIGUOUS = [
+    *(first_layer("wgrad", (2, 4, n), (3, 4, 7), 1, 3, **PLAIN) for n in range(130, 138)),
+    *(first_layer("wgrad", (3, 3, 7, n), (3, 3, 3, 3), **PLAIN) for n in range(34, 42)),
+    *(first_layer("wgrad", (2, 5, 6, n), (4, 5, 2, 4), 1, (0, 3), **PLAIN) for n in (31, 48)),
+    *(
+        first_layer("wgrad", (2, 3, 5, 36), (5, 3, 2, 3), alignment=(a, 4, 16), **PLAIN)
+        for a in (2, 4, 8, 16)
+    ),
+    first_layer("wgrad", (2, 32, 331), (1, 32, 7), 1, 3, **PLAIN),  # HiFi-GAN's last
+    first_layer("wgrad", (1, 64, 9, 40), (3, 64, 3, 3), 1, 1, **PLAIN),  # of a super-resolution
+]
+NARROW_WGRAD_PROBLEMS = [
+    first_layer("wgrad", *shapes, dtype=(FP16, BF16)[i % 2], **options)
+    for i, shapes in enumerate(NARROW_WGRAD_LAYERS.values())
+    for options in ({}, PLAIN)
+]
+NARROW_WGRAD_LARGE = [
+    first_layer("wgrad", *shapes, **options)
+    for shapes in (
+        ((16, 3, 40, 320, 320), (3, 3, 2, 3, 3)),
+        ((2, 8, 128, 128, 128), (8, 8, 3, 3, 3), 1, 1),
+        ((8, 12, 512, 512), (12, 12, 3, 3), 1, 1),
+        ((25, 1, 100, 375, 128), (10, 1, 3, 3, 10)),
+    )
+    for options in ({}, PLAIN)
+]
+NARROW_WGRAD = Family(
+    kernel=FewChannelsWgrad(),
+    settings=_narrow_settings,
+    gpus=(H200, TINY),
+    layers=NARROW_WGRAD_PROBLEMS,
+    edges=[
+        *NARROW_WGRAD_CONTIGUOUS,
+        *(
+            first_layer("wgrad", (1, 3, 6, 16), (8, 3, 3, 3), 1, 1, alignment=(a, 2, 16))
+            for a in (2, 4, 8, 16)
+        ),
+    ],
+    every_offer=[
+        first_layer("wgrad", *NARROW_WGRAD_LAYERS[name], **options)
+        for name in ("SegResNet", "whole videos", "several tiles in a row")
+        for options in ({}, PLAIN)
+    ],
+    few_blocks=[
+        first_layer("wgrad", *shapes, **options)
+        for shapes in (
+            ((3, 3, 21, 270), (3, 3, 3, 3), 1, 1),
+            ((9, 3, 7, 21, 70), (4, 3, 3, 3, 3), 1, 1),
+            ((2, 3, 9, 21, 70), (4, 3, 3, 3, 3), (2, 1, 1), 1),
+        )
+        for options in ({}, PLAIN)
+    ],
+    blocks_and_tiles=_blocks_and_tiles,
+    spoilt=[
+        *(p for p in NARROW_WGRAD_PROBLEMS if p.input_shape[1] > 1),
+        *NARROW_WGRAD_CONTIGUOUS[::3],
+    ],
+    patterns=[first_layer("wgrad", (1, 3, 9, 100), (5, 3, 3, 3))],
+    not_computed=[
+        first_layer("wgrad", (2, 3, 16, 16), (3, 3, 3, 3), 2),
+        first_layer("wgrad", (2, 3, 16, 16), (3, 3, 3, 3), (1, 2)),
+        first_layer("wgrad", (2, 3, 16, 16), (3, 3, 3, 3), dilation=2, **PLAIN),
+        first_layer("wgrad", (2, 3, 16, 16), (64, 3, 3, 3)),
+        first_layer("wgrad", (2, 3, 16, 16), (3, 3, 3, 3), **TF32),
+        first_layer("wgrad", (2, 17, 16, 16), (3, 17, 3, 3)),
+        first_layer("wgrad", (2, 16, 3, 16, 16), (16, 16, 3, 3, 3)),  # too many sums
+    ],
+    large=NARROW_WGRAD_LARGE,
+    compiled=NARROW_WGRAD_LARGE,
+    draw=lambda choose: replace(
+        random_first_layer("wgrad", choose, (FP16, BF16), **choose.choice(({}, PLAIN))), stride=1
+    ),
+    draws=16,
+)
+"""The tilings for few filters."""
