@@ -27,7 +27,6 @@
 constexpr int THREADS = 32 * WARPS;
 constexpr int SIDES = KERNEL_W > 1 ? 2 : 1;
 constexpr int SHIFTS = (KERNEL_W + 1) / 2;
-constexpr int LEFT_ROWS = PLANES * SHIFTS;  // of the left matrix
 constexpr int COLUMNS = PLANES * KERNEL_H * KERNEL_W;
 constexpr int TILE_H = TILE_P + KERNEL_H - 1;
 constexpr int LEAD = LEFT % 2;             // the image's words begin so much earlier
@@ -41,9 +40,22 @@ constexpr int IMAGE_BYTES = 2 * SLOTS * SLOT;
 static_assert(CHANNELS == 1 && STRIDE_H == 1 && STRIDE_W == 1 && TILE_Q % 16 == 0, "");
 static_assert(PITCH % 8 == 0 && PITCH >= LEFT + TILE_Q + 2 * SHIFTS - 2, "a row of the tile fits");
 static_assert(IMAGE_PLANE >= TILE_H * PITCH && GRADIENT_PLANE >= TILE_P * GRADIENT_ROW, "");
-static_assert(16 * M_TILES >= LEFT_ROWS && 4 * N_TILES >= FILTERS, "");
+static_assert(DEPTH_ROWS >= PIXEL * SHIFTS && 16 * M_TILES >= KERNEL_D * DEPTH_ROWS, "");
+static_assert(4 * N_TILES >= FILTERS, "");
 static_assert(SHARED_BYTES >= IMAGE_BYTES + 4 * GRADIENT_SLOT, "a tile");
 static_assert(SHARED_BYTES >= 4 * FILTERS * COLUMNS, "sums");
+
+// A row of the left matrix. DEPTH_ROWS are of the same depth, those to spare as others are.
+struct LeftRow {
+  int kd, channel, shift;
+  bool is_there;
+};
+__device__ __forceinline__ LeftRow left_row(int row) {
+  const int of_depth = row % DEPTH_ROWS, known = of_depth % (PIXEL * SHIFTS);
+  const bool is_there = row < KERNEL_D * DEPTH_ROWS && of_depth == known;
+  return {row < KERNEL_D * DEPTH_ROWS ? row / DEPTH_ROWS : 0, known / SHIFTS, known % SHIFTS,
+          is_there};
+}
 
 // Loads neighbouring elements as words.
 template <int elements>
@@ -357,10 +369,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     int places[M_TILES][2];  // the first words of this lane's rows g and g + 8 of the left matrix
 #pragma unroll
     for (int i = 0; i < 2 * M_TILES; ++i) {
-      const int row = 8 * i + g < LEFT_ROWS ? 8 * i + g : 0;
-      const int kd = row / SHIFTS / PIXEL, channel = row / SHIFTS % PIXEL;
-      places[i / 2][i % 2] =
-          ((number + kd) % SLOTS * SLOT + channel * IMAGE_PLANE) / 2 + row % SHIFTS + LEFT / 2 + t;
+      const LeftRow row = left_row(8 * i + g);
+      places[i / 2][i % 2] = ((number + row.kd) % SLOTS * SLOT + row.channel * IMAGE_PLANE) / 2 +
+                             row.shift + LEFT / 2 + t;
     }
     Strip strip;
     strip.gradients = reinterpret_cast<const unsigned*>(gradients + number % 2 * GRADIENT_SLOT);
@@ -406,10 +417,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     for (int m = 0; m < M_TILES; ++m) {
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
-        const int row = 16 * m + 8 * (r / 2) + g;
-        const int kd = row / SHIFTS / PIXEL, channel = row / SHIFTS % PIXEL;
-        const int kw = row % SHIFTS * 2 + r % 2;
-        if (row >= LEFT_ROWS || kw >= KERNEL_W) continue;
+        const LeftRow row = left_row(16 * m + 8 * (r / 2) + g);
+        const int kw = 2 * row.shift + r % 2;
+        if (!row.is_there || kw >= KERNEL_W) continue;
 #pragma unroll
         for (int j = 0; j < N_TILES; ++j) {
           const int filter = 4 * j + t;
@@ -417,8 +427,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #pragma unroll
           for (int kh = 0; kh < KERNEL_H; ++kh) {
             // A window is in the order of the weight in memory.
-            const int at = IS_PLANAR ? ((channel * KERNEL_D + kd) * KERNEL_H + kh) * KERNEL_W + kw
-                                     : ((kd * KERNEL_H + kh) * KERNEL_W + kw) * PIXEL + channel;
+            const int at = IS_PLANAR
+                               ? ((row.channel * KERNEL_D + row.kd) * KERNEL_H + kh) * KERNEL_W + kw
+                               : ((row.kd * KERNEL_H + kh) * KERNEL_W + kw) * PIXEL + row.channel;
             float& sum = total[filter * COLUMNS + at];
             sum = turn == 0 ? sums[kh][m][j][r] : sum + sums[kh][m][j][r];
           }

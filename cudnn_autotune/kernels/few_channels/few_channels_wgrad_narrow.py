@@ -89,8 +89,16 @@ class _Geometry(Rows):
         return -(-self.kernel[2] // 2)
 
     @cached_property
+    def depth_rows(self) -> int:
+        """Rows of the left matrix of a depth: whole eights, unless products are more with them."""
+        rows = self.problem.input_shape[1] * self.shifts
+        eights = -(-rows // 8) * 8
+        products = [-(-self.kernel[0] * n // 16) for n in (rows, eights)]
+        return eights if products[0] == products[1] else rows
+
+    @cached_property
     def m_tiles(self) -> int:
-        return -(-self.planes * self.shifts // 16)
+        return -(-self.kernel[0] * self.depth_rows // 16)
 
     @property
     def all_columns(self) -> int:
@@ -178,6 +186,7 @@ def build_narrow(problem: ConvProblem, tiling: NarrowTiling, gpu: Gpu) -> Recipe
         "IMAGE_PLANE": geometry.image_plane(tiling),
         "GRADIENT_PLANE": _gradient_plane(tiling),
         "FILTERS": tiling.filters,
+        "DEPTH_ROWS": geometry.depth_rows,
         "M_TILES": geometry.m_tiles,
         "N_TILES": -(-tiling.filters // 4),
         "WARPS": tiling.warps,
