@@ -67,18 +67,21 @@ __device__ __forceinline__ void begin_gradients(unsigned char* target,
   const int begin_shift = IS_SHIFTED ? static_cast<int>(begin) & 7 : 0;
   y += begin - begin_shift;
   const int left = static_cast<int>(min(count - begin + begin_shift, 0x7fffffffll));
-#pragma unroll 2
-  for (int i = threadIdx.x; i < 2 * BLOCK_CHANNELS * copies; i += THREADS) {
-    const int line = i / copies, column = i % copies * 8;
-    const int channel = line / 2, row = line % 2;
-    const int first = begin_shift + channel * apart + row * (IS_SIGNAL ? TILE_Q : shape.q);
-    const int shift = IS_SHIFTED ? first & 7 : 0, from = first - shift + column;
-    const int columns = shape.q - tile.q - (IS_SIGNAL ? row * TILE_Q : 0);
-    const bool valid = tile.p + (IS_SIGNAL ? 0 : row) < shape.p && column - shift < columns &&
-                       first_channel + channel < shape.channels && from < left;
-    // The last vector of all may have fewer than 8.
-    copy_async_some(target + channel * GRADIENT_PITCH + 2 * (row * GRADIENT_ROW + column),
-                    y + (valid ? from : 0), valid ? 2 * min(left - from, 8) : 0);
+  for (int i = threadIdx.x; i < BLOCK_CHANNELS * copies; i += THREADS) {
+    const int channel = i / copies, column = (i - channel * copies) * 8;
+    unsigned char* const to = target + channel * GRADIENT_PITCH + 2 * column;
+    const bool is_channel = first_channel + channel < shape.channels;
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      const int first = begin_shift + channel * apart + row * (IS_SIGNAL ? TILE_Q : shape.q);
+      const int shift = IS_SHIFTED ? first & 7 : 0, from = first - shift + column;
+      const int columns = shape.q - tile.q - (IS_SIGNAL ? row * TILE_Q : 0);
+      const bool valid = is_channel && tile.p + (IS_SIGNAL ? 0 : row) < shape.p &&
+                         column - shift < columns && from < left;
+      // The last vector of all may have fewer than 8.
+      copy_async_some(to + 2 * row * GRADIENT_ROW, y + (valid ? from : 0),
+                      valid ? 2 * min(left - from, 8) : 0);
+    }
   }
 #else
   constexpr int copies = BLOCK_CHANNELS / GRADIENT_COPY;

@@ -226,4 +226,6 @@ def _fitted(settings: _Tiling, problem: ConvProblem, gpu: Gpu) -> _Tiling:
         is_enough = _tiles(problem, settings) * blocks_y >= gpu.multiprocessors
         if (fitting >= settings.blocks and is_enough) or settings.columns <= 32:
             return replace(settings, blocks=min(settings.blocks, fitting))
-        settings = replace(settings, columns=-(-settings.columns // 16) * 8)
+        half = -(-settings.columns // 16) * 8
+        narrower = max(half, settings.columns - 16) if is_enough else half
+        settings = replace(settings, columns=narrower)
