@@ -50,7 +50,7 @@ _BYTES_A_CLOCK = 12.6
 """Copied bytes of inputs and outputs of a multiprocessor in a clock, while all copy."""
 _STORE_CLOCKS, _EIGHT_CLOCKS = 900, 39
 """Clocks to add and store the sums of a tile: at least, and for each 64 positions and 8 filters."""
-# Those of streamed filters are reckoned.
+# The figures of streamed filters are reckoned.
 _STREAMED_BYTES_A_CLOCK = 24
 """Copied bytes of a multiprocessor in a clock, mostly from the level 2 cache."""
 _STAGE_CLOCKS = 150
