@@ -18,7 +18,7 @@ from common import arguments, investigation
 
 CALLS, ROUNDS = 20, 5
 MOST = 1.5
-"""The most that a time may be of the finite one, as in docs/reference/limits.md."""
+"""The most that a time may be of the finite one."""
 LAYERS: dict[str, tuple[tuple[Any, ...], ...]] = {
     "depthwise": (("fprop", (64, 96, 56, 56), (3, 3), 2, 96),),
     "depthwise_1d": (("fprop", (8, 1536, 2048), (4,), 1, 1536),),

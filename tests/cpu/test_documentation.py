@@ -78,13 +78,6 @@ def test_the_recipe_for_uv_names_what_a_build_needs() -> None:
     )
 
 
-def test_what_nan_may_cost() -> None:
-    source = (ROOT / "benchmarks" / "not_finite.py").read_text()
-    most = re.search(r"^MOST = ([\d.]+)$", source, re.M)[1]  # type: ignore[index]
-    text = (ROOT / "docs" / "reference" / "limits.md").read_text()
-    assert f"takes at most {most} times its finite time" in text
-
-
 def test_how_many_plans_a_thread_keeps() -> None:
     source = (ROOT / "csrc" / "core" / "choices" / "plan_cache.cpp").read_text()
     limit = int(re.search(r"entries_per_thread\{(\d+)\}", source)[1])  # type: ignore[index]

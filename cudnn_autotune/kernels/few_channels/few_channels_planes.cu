@@ -13,10 +13,8 @@
 // If IS_PAIRED, a column of the right matrix is what two neighbouring pixels need. Rows g and g + 8
 // of the left one are channel g of either pixel, with zeros where only the other has a weight. So
 // words are loaded for twice the pixels, begin at even elements, and need no shift and no mask. A
-// zero times what is not finite is NaN: if a tile has a NaN, its pixels are computed again, each
-// pixel of a pair from its own mask of the words. Rows g and g + 8 are two channels of the pixel
-// then, so there are as many products as before; or twice as many, with a half of the rows unused,
-// if a warp has one eight of channels. The block's next tile is computed so at once.
+// zero times what is not finite is NaN: if a tile has a NaN, its pixels are computed again, the
+// first ones of all pairs and the second ones, from masked pairs.
 //
 // A row of the output begins anywhere, so the block's outputs go to shared memory first, each row
 // as far behind a multiple of 16 bytes as it is in the output. From there whole vectors are stored,
@@ -27,10 +25,12 @@
 // are 4 banks apart; with different shifts two may meet.
 
 constexpr int THREADS = 32 * WARPS_C * WARPS_Q;
-constexpr int SIDE = 1 + IS_PAIRED;  // pixels of a column
-constexpr int TILE_C = 16 / SIDE;    // channels of a product
-constexpr int MOST_PRODUCTS = (M_TILES + SIDE - 1) / SIDE * SIDE;
+constexpr int SIDE = 1 + IS_PAIRED;     // pixels of a column
+constexpr int TILE_C = 16 / SIDE;       // channels of a product
+constexpr int EIGHTS = SIDE * N_TILES;  // eights of pixels that a warp takes at a time
 constexpr int BLOCK_CHANNELS = TILE_C * M_TILES * WARPS_C;
+constexpr int GROUPS_Q = TILE_Q / (8 * EIGHTS);
+constexpr int GROUPS = TILE_P * GROUPS_Q;
 // Some windows begin at odd elements of half types.
 constexpr bool IS_ODD = PAIR == 2 && !IS_PAIRED && (STRIDE_W % 2 == 1 || LEFT % 2 == 1);
 // Elements of a pair's window before that of its first pixel.
@@ -40,7 +40,7 @@ constexpr int STAGE_PITCH = (TILE_Q + 63) / 64 * 64 + 8;
 constexpr int STAGE_ROWS = TILE_P * STAGE_CHANNELS;  // of the channels that there are
 constexpr int ROW_LANES = TILE_Q < 256 ? 16 : 32;    // lanes that store a row together
 
-static_assert(CHANNELS == 1 && TILE_Q % (8 * SIDE * N_TILES) == 0 && PITCH % 8 == 0, "");
+static_assert(CHANNELS == 1 && TILE_Q % (8 * EIGHTS) == 0 && PITCH % 8 == 0, "");
 static_assert(LEADS == (IS_PAIRED ? LEAD + STRIDE_W : 0) && (PAIR == 2 || !IS_PAIRED), "");
 static_assert(PITCH >= LEFT + STRIDE_W * (TILE_Q - 1) + PAIR * (ROW_PAIRS + IS_ODD), "");
 static_assert(SHARED_BYTES == 2 * TILE_BYTES + STAGE_ROWS * STAGE_PITCH * 4 / PAIR,
@@ -73,12 +73,6 @@ __device__ __forceinline__ unsigned bits_of(T number) {
 }
 __device__ __forceinline__ unsigned bits_of(float number) { return to_tf32(number); }
 
-template <typename T>
-__device__ __forceinline__ void swap(T& a, T& b) {
-  const T before = a;
-  a = b, b = before;
-}
-
 // Writes two numbers to any place.
 template <typename T>
 __device__ __forceinline__ void put(T* place, const Two<T>& two) {
@@ -87,6 +81,15 @@ __device__ __forceinline__ void put(T* place, const Two<T>& two) {
 }
 __device__ __forceinline__ void put(float* place, const Two<float>& two) {
   place[0] = two.both.x, place[1] = two.both.y;
+}
+
+// One of the two.
+template <typename T>
+__device__ __forceinline__ void put_one(T* place, const Two<T>& two, int which) {
+  place[which] = T{static_cast<unsigned short>(two.bits >> 16 * which)};
+}
+__device__ __forceinline__ void put_one(float* place, const Two<float>& two, int which) {
+  place[which] = which ? two.both.y : two.both.x;
 }
 
 // A weight of an output channel: that of a row of a window and an element of the row. The gradient
@@ -192,24 +195,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   // 2t + 1: if pairs, these are pairs t and t + 4, so that it has two pixels of either eight.
   const int own = IS_PAIRED ? g / 2 * 2 + g % 2 * 8 : g;
 
-  // Lets products of pairs be those of pixels apart, and back.
-  const auto exchange = [&] {
-#pragma unroll
-    for (int m = 0; m + 1 < M_TILES; m += 2) {
-#pragma unroll
-      for (int i = 0; i < REGISTERS; ++i) {
-        // A mere exchange would be left to the loops, for each product.
-        const unsigned lower = __shfl_sync(~0u, left[i][m][1], lane);
-        left[i][m][1] = __shfl_sync(~0u, left[i][m + 1][0], lane);
-        left[i][m + 1][0] = lower;
-      }
-#pragma unroll
-      for (int i = 0; i < 2; ++i) swap(biases[m][2 + i], biases[m + 1][i]);
-    }
-  };
-
   int buffer = 0;
-  bool is_spoilt = false;  // whether the last tile had what is not finite
   for (int index = blockIdx.x; index < tiles; index += gridDim.x) {
     copies_arrived<0>();
     __syncthreads();  // all have them, and are done with the other buffer and the stage
@@ -226,47 +212,38 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     // NaN if a zero has met what is not finite: then either pixel of a pair has NaN in all
     // channels.
     float total = 0.0f;
-    // Stages the sums. Both calls are inlined: the pixels of a pair are known to be apart, or not.
-    const auto compute = [&](bool are_apart) {
-      const int products = are_apart ? MOST_PRODUCTS : M_TILES;
-      // There are as many sums as before, if possible.
-      const int n_tiles = are_apart && N_TILES > 1 ? N_TILES * M_TILES / MOST_PRODUCTS : N_TILES;
-      const int eights = SIDE * n_tiles, groups_q = TILE_Q / (8 * eights);
+    // Stages the sums: those of all pixels, or of the pixels `side` of pairs.
+    const auto compute = [&](bool is_again, int side) {
 #pragma unroll 1
-      for (int group = warp_q; group < TILE_P * groups_q; group += WARPS_Q) {
-        const int row = TILE_P == 1 ? 0 : group / groups_q;
-        const int column = (group - row * groups_q) * 8 * eights;
+      for (int group = warp_q; group < GROUPS; group += WARPS_Q) {
+        const int row = TILE_P == 1 ? 0 : group / GROUPS_Q;
+        const int column = (group - row * GROUPS_Q) * 8 * EIGHTS;
         const ELEMENT* const window =
             image + row * STRIDE_H * PITCH + LEFT - LEAD + (column + own) * STRIDE_W - odd;
-        // Of channels m; or of pixel m % 2 of pairs, of channels m / 2 * 2 and the next ones.
-        float sums[MOST_PRODUCTS][N_TILES][4];
+        float sums[M_TILES][N_TILES][4];
 #pragma unroll
         for (int i = 0; i < REGISTERS; i += 2) {
 #pragma unroll
-          for (int n = 0; n < n_tiles; ++n) {
-            unsigned right[SIDE][2];
+          for (int n = 0; n < N_TILES; ++n) {
+            unsigned right[2];
 #pragma unroll
             for (int k = 0; k < 2 && i + k < REGISTERS; ++k) {
-              const unsigned pair =
-                  pair_at(window + 8 * SIDE * n * STRIDE_W + lane_offset(i + k, t), odd);
-              right[0][k] = !IS_PAIRED || are_apart ? pair & lane_mask(i + k, t, LEAD) : pair;
-              if (are_apart) right[SIDE - 1][k] = pair & lane_mask(i + k, t, LEAD + STRIDE_W);
+              right[k] = pair_at(window + 8 * SIDE * n * STRIDE_W + lane_offset(i + k, t), odd);
+              if (!IS_PAIRED || is_again) right[k] &= lane_mask(i + k, t, LEAD + STRIDE_W * side);
             }
 #pragma unroll
-            for (int m = 0; m < products; ++m) {
-              const int rows = M_TILES == 1 ? 0 : m, side = are_apart ? m % SIDE : 0;
-              const float (&addends)[4] = i == 0 ? biases[rows] : sums[m][n];
+            for (int m = 0; m < M_TILES; ++m) {
+              const float (&addends)[4] = i == 0 ? biases[m] : sums[m][n];
               if (i + 1 < REGISTERS) {
-                multiply<ELEMENT>(sums[m][n], left[i][rows], left[i + 1][rows], right[side],
-                                  addends);
+                multiply<ELEMENT>(sums[m][n], left[i][m], left[i + 1][m], right, addends);
               } else {
-                multiply<ELEMENT>(sums[m][n], left[i][rows], right[side][0], addends);
+                multiply<ELEMENT>(sums[m][n], left[i][m], right[0], addends);
               }
             }
           }
         }
 #pragma unroll
-        for (int n = 0; IS_PAIRED && n < n_tiles; ++n) {
+        for (int n = 0; IS_PAIRED && n < N_TILES; ++n) {
           total += (sums[0][n][0] + sums[0][n][1]) + (sums[0][n][2] + sums[0][n][3]);
         }
 #pragma unroll
@@ -283,15 +260,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             const int count = is_there ? outputs.columns : 0;
 #endif
 #pragma unroll
-            for (int eight = 0; eight < eights; ++eight) {
-              // Where the sums of either pixel are: in which product, and of row g or g + 8.
-              const int of_first = are_apart ? m / 2 * 2 : m;
-              const int of_second = are_apart ? m / 2 * 2 + 1 : m;
-              const int row_of_first = are_apart ? m % 2 : 0;
-              const int row_of_second = are_apart && M_TILES > 1 ? m % 2 : 1;
-              const int at = IS_PAIRED ? eight % 2 : 2 * h;
-              float first = sums[of_first][eight / SIDE][at + SIDE * row_of_first];
-              float second = sums[of_second][eight / SIDE][at + SIDE * row_of_second];
+            for (int eight = 0; eight < EIGHTS; ++eight) {
+              const float (&four)[4] = sums[m][eight / SIDE];
+              float first = four[IS_PAIRED ? eight % 2 : 2 * h];
+              float second = four[IS_PAIRED ? eight % 2 + 2 : 2 * h + 1];
 #if HAS_RESIDUAL
               const int element = column + 8 * eight + 2 * t;
               const ELEMENT* const more = residual + begin + element;
@@ -300,7 +272,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #endif
               const auto two =
                   Two<ELEMENT>::of(activate<ACTIVATION>(first), activate<ACTIVATION>(second));
-              if (HAS_ODD_ROWS) {
+              if (is_again) {
+                put_one(place + 8 * eight, two, side);
+              } else if (HAS_ODD_ROWS) {
                 put(place + 8 * eight, two);
               } else {
                 *reinterpret_cast<Two<ELEMENT>*>(place + 8 * eight) = two;
@@ -310,20 +284,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         }
       }
     };
+    compute(false, 0);
     if constexpr (IS_PAIRED) {
-      if (!is_spoilt) {
-        compute(false);
-        is_spoilt = __syncthreads_or(total != total);
-      }
-      if (is_spoilt) {
-        total = 0.0f;
-        exchange();
-        compute(true);
-        exchange();
-        is_spoilt = __syncthreads_or(total - total != 0.0f);
+      if (__syncthreads_or(total != total)) {
+#pragma unroll 1
+        for (int side = 0; side < 2; ++side) compute(true, side);
+        __syncthreads();
       }
     } else {
-      compute(false);
       __syncthreads();
     }
     store(y, stage, outputs, channels - first_channel, apart, q);
