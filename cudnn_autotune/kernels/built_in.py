@@ -22,6 +22,7 @@ from cudnn_autotune.kernels.hopper.implicit_gemm_1d_wgrad import ImplicitGemm1dW
 from cudnn_autotune.kernels.rewrites.adjoint import Adjoint
 from cudnn_autotune.kernels.rewrites.channels_last import ChannelsLast
 from cudnn_autotune.kernels.rewrites.fft import Fft
+from cudnn_autotune.kernels.rewrites.filter_depths import FilterDepths
 from cudnn_autotune.kernels.rewrites.pad_channels import PadChannels
 from cudnn_autotune.kernels.rewrites.patches import Patches
 from cudnn_autotune.kernels.rewrites.sliced_pointwise import SlicedPointwise
@@ -43,6 +44,7 @@ BUILT_IN: tuple[Implementation, ...] = (
     ImplicitGemm1d(),
     ImplicitGemm1dWgrad(),
     ChannelsLast(),
+    FilterDepths(),
     PadChannels(),
     Patches(),
     SlicedPointwise(),

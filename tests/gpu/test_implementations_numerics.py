@@ -28,6 +28,7 @@ from cudnn_autotune.kernels.built_in import BUILT_IN
 from cudnn_autotune.kernels.depthwise.depthwise_1d import Depthwise1d
 from cudnn_autotune.kernels.rewrites.adjoint import Adjoint
 from cudnn_autotune.kernels.rewrites.fft import Fft
+from cudnn_autotune.kernels.rewrites.filter_depths import FilterDepths
 from cudnn_autotune.kernels.rewrites.rewrite import Rewrite
 from cudnn_autotune.timers.measuring import ADDED
 
@@ -39,7 +40,7 @@ PAIRS = [
 OF_KERNELS = [pair for pair in PAIRS if not isinstance(pair.values[0], (Rewrite, Adjoint, Fft))]
 # Beside a huge tensor there is no room for spectra, which PyTorch computes. The layers have
 # two dimensions.
-HUGE_ONES = [one for one in BUILT_IN if not isinstance(one, (Fft, Depthwise1d))]
+HUGE_ONES = [one for one in BUILT_IN if not isinstance(one, (Fft, Depthwise1d, FilterDepths))]
 VALUES = (math.nan, math.inf, -math.inf)
 LAYERS = {
     "depthwise": (64, 64, 64, 7),

@@ -130,6 +130,7 @@ TAKES = {
         "patches",
         "signals",
     ),
+    "filter_depths": ("depthwise", "grouped", "few_channels"),
     "pad_channels": ("depthwise", "few_channels", "dense", "few_filters", "pointwise", "patches"),
     "patches": ("patches",),
     "sliced_pointwise": ("pointwise",),

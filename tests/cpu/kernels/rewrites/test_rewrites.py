@@ -27,6 +27,7 @@ from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, EngineLaunch, KernelLaunch, Recipe
 from cudnn_autotune.kernels.rewrites import rewrite as rewrites
 from cudnn_autotune.kernels.rewrites.division import divisor
+from cudnn_autotune.kernels.rewrites.filter_depths import FilterDepths
 from cudnn_autotune.kernels.rewrites.packing import Copy, Packing, pack, unpack
 from cudnn_autotune.kernels.rewrites.pad_channels import PadChannels
 from cudnn_autotune.kernels.rewrites.patches import Patches
@@ -39,8 +40,8 @@ pytestmark = [
     pytest.mark.skipif(bool(cuda_emulation.WHY_NOT), reason=cuda_emulation.WHY_NOT),
 ]
 
-REWRITES = (PadChannels(), SpaceToDepth(), SlicedPointwise(), Patches())
-PAD, DEPTH, SLICED, PATCHES = REWRITES
+REWRITES = (PadChannels(), SpaceToDepth(), SlicedPointwise(), Patches(), FilterDepths())
+PAD, DEPTH, SLICED, PATCHES, FILTERS = REWRITES
 H200 = gpu_of("h200")
 OPERATIONS = ("fprop", "dgrad", "wgrad")
 HALF, BFLOAT16, FLOAT = torch.float16, torch.bfloat16, torch.float32
@@ -219,6 +220,47 @@ def test_pixels_of_a_pointwise_are_gathered(
     check_first(SLICED, last(op, x, (8, x[1], *(1,) * (len(x) - 2)), stride, padding))
 
 
+FEW_DEPTHS = {
+    "an image, causal": ((2, 16, 1, 7, 9), (8, 16, 3, 3, 3), 1, (2, 1, 1, 0, 1, 1)),
+    "an image, even padding": ((2, 8, 1, 7, 9), (16, 8, 3, 3, 3), 1, 1),
+    "an image, 3 x 1 x 1": ((1, 8, 1, 5, 6), (8, 8, 3, 1, 1), 1, (2, 0, 0, 0, 0, 0)),
+    "an image, strides": ((1, 8, 1, 9, 8), (8, 8, 3, 3, 3), 2, (1, 0, 0, 1, 1, 1)),
+    "an image, dilation": ((1, 8, 1, 9, 8), (8, 8, 3, 2, 2), 1, (2, 0, 0), (2, 1, 1)),
+    "an image, groups": ((1, 16, 1, 6, 5), (16, 8, 5, 3, 3), 1, (4, 1, 1, 0, 1, 1), 1, 2),
+    "an odd number of weights": ((1, 3, 1, 6, 5), (8, 3, 3, 3, 3), 1, (2, 1, 1, 0, 1, 1)),
+    "two outputs of one depth": ((1, 8, 1, 6, 5), (8, 8, 5, 3, 3), 1, (3, 1, 1, 2, 1, 1)),
+    "two depths": ((1, 8, 2, 6, 5), (8, 8, 7, 3, 3), 1, (3, 1, 1)),
+    "two depths, causal": ((1, 8, 2, 6, 5), (8, 8, 5, 3, 3), 1, (4, 1, 1, 0, 1, 1)),
+}
+
+
+@pytest.mark.basic(6)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("op", ["fprop", "dgrad"])
+@pytest.mark.parametrize("name", FEW_DEPTHS)
+def test_depths_of_filters_that_meet_padding_are_left_out(name: str, op: str, layout: str) -> None:
+    problem = LAYOUTS[layout](op, *FEW_DEPTHS[name], dtype=(HALF, BFLOAT16)[len(name) % 2])
+    check_first(FILTERS, problem)
+    form = FILTERS.form(problem, H200)
+    assert form is not None
+    assert form.inner.spatial_dims == (2 if "image" in name or "weights" in name else 3)
+    left = math.prod(form.inner.weight_shape) / math.prod(problem.weight_shape)
+    depths = {"two depths": 3, "two depths, causal": 2, "two outputs of one depth": 2}.get(name, 1)
+    assert left == depths / problem.weight_shape[2]
+
+
+def test_filters_whose_depths_all_meet_the_input_stay() -> None:
+    for x, w, *rest in (
+        ((1, 8, 3, 6, 5), (8, 8, 3, 3, 3), 1, 1),
+        ((1, 8, 3, 6, 5), (8, 8, 3, 3, 3), 1, (2, 1, 1, 0, 1, 1)),
+        ((1, 8, 1, 6, 5), (8, 8, 1, 3, 3), 1, (0, 1, 1)),
+    ):
+        for op in ("fprop", "dgrad"):
+            assert not FILTERS.offers(last(op, x, w, *rest), H200)
+    image = FEW_DEPTHS["an image, causal"]
+    assert not FILTERS.offers(last("wgrad", *image), H200), "its other depths would be zeros"
+
+
 @pytest.mark.parametrize("activation", ["", "relu"])
 @pytest.mark.parametrize("residual", [False, True])
 def test_the_engine_has_the_epilogue(activation: str, residual: bool) -> None:
@@ -230,6 +272,7 @@ def test_the_engine_has_the_epilogue(activation: str, residual: bool) -> None:
         check_first(PATCHES, layout("fprop", (9, 8, 3, 2), (16, 8, 3, 2), 1, **fused))
     check_first(PATCHES, last("fprop", (2, 3, 28, 43), (8, 3, 14, 14), 14, **fused))
     check_first(PATCHES, last("fprop", (2, 3, 4, 9, 8), (8, 3, 2, 4, 4), (2, 4, 4), **fused))
+    check_first(FILTERS, last("fprop", *FEW_DEPTHS["an image, causal"], **fused))
     contiguous = plain("fprop", (2, 3, 28, 43), (8, 3, 14, 14), 14, **fused)
     deep = plain("fprop", (2, 3, 4, 9, 8), (8, 3, 2, 4, 4), (2, 4, 4), **fused)
     few = last("fprop", (1, 24, 4, 5), (3, 24, 3, 3), 1, 1, **fused)
@@ -305,6 +348,7 @@ def test_a_direction_takes_one_launch_before_the_engine_and_one_behind_it() -> N
         (DEPTH, last("wgrad", (2, 3, 9, 9), (8, 3, 4, 4), 2, dtype=FLOAT)),
         (PATCHES, plain("wgrad", (2, 3, 28, 43), (8, 3, 14, 14), 14)),
         (PATCHES, last("fprop", (2, 3, 4, 8, 8), (8, 3, 2, 4, 4), (2, 4, 4))),
+        (FILTERS, last("fprop", *FEW_DEPTHS["an image, causal"])),
     ],
 )
 def test_nvrtc_compiles_the_kernels(
