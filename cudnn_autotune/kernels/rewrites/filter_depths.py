@@ -62,11 +62,14 @@ def _met(problem: ConvProblem) -> list[int]:
     """Returns the taps along the depth that meet the input, in order."""
     size, outputs = problem.input_shape[2], problem.output_shape[2]
     stride, padding, dilation = problem.stride[0], problem.padding[0], problem.dilation[0]
-    return [
-        tap
-        for tap in range(problem.weight_shape[2])
-        if any(0 <= o * stride + tap * dilation - padding < size for o in range(outputs))
-    ]
+    met = []
+    for tap in range(problem.weight_shape[2]):
+        # By this tap output o reads depth o * stride - begin.
+        begin = padding - tap * dilation
+        first, last = max(0, -(-begin // stride)), min(outputs, -(-(begin + size) // stride)) - 1
+        if first <= last:
+            met.append(tap)
+    return met
 
 
 def _of_images(problem: ConvProblem) -> ConvProblem:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from dataclasses import replace
@@ -247,6 +248,24 @@ def test_depths_of_filters_that_meet_padding_are_left_out(name: str, op: str, la
     left = math.prod(form.inner.weight_shape) / math.prod(problem.weight_shape)
     depths = {"two depths": 3, "two depths, causal": 2, "two outputs of one depth": 2}.get(name, 1)
     assert left == depths / problem.weight_shape[2]
+
+
+def test_the_depths_between_the_first_and_the_last_that_meet_the_input_are_left() -> None:
+    """Unless the others meet the input between two outputs, too: padding is not negative."""
+    sizes = itertools.product((1, 2, 3), (2, 5), (1, 2, 3), (1, 2), (0, 1, 4, 7), (0, 3, 6))
+    for size, depths, stride, dilation, before, behind in sizes:
+        if (room := size + before + behind - dilation * (depths - 1) - 1) < 0:
+            continue
+        places = [range(n, n + room + 1, stride) for n in range(0, depths * dilation, dilation)]
+        met = [i for i, of in enumerate(places) if set(of) & set(range(before, before + size))]
+        x, w, padding = (1, 8, size, 4, 4), (8, 8, depths, 1, 1), (before, 0, 0, behind, 0, 0)
+        problem = last("fprop", x, w, (stride, 1, 1), padding, (dilation, 1, 1))
+        form = FILTERS.form(problem, H200)
+        first, end = (met[0], met[-1] + 1) if met else (0, depths)
+        if min(before - first * dilation, behind - (depths - end) * dilation) < 0:
+            first, end = 0, depths
+        left = depths if form is None else math.prod(form.inner.weight_shape[2:])
+        assert left == end - first
 
 
 def test_filters_whose_depths_all_meet_the_input_stay() -> None:
