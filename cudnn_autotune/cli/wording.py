@@ -143,7 +143,8 @@ def warnings_in_lines() -> Iterator[None]:
 
 @contextmanager
 def warnings_held() -> Iterator[None]:
-    """Gives warnings at the end, or none if there is an error, which says what they would."""
+    """Holds warnings back until the block ends. If it raises an error, they are dropped: the error
+    has to say what they would."""
     with warnings.catch_warnings(record=True) as held:
         warnings.simplefilter("always")
         yield

@@ -86,7 +86,7 @@ def import_(paths: tuple[Path, ...], store_path: Path | None) -> None:
             store = Store(store_path, file.environment)
             taken = store.add(decisions)
             if store.obstacle:
-                raise _not_written(store.path, store.obstacle, f"nothing of {file.path} is")
+                raise _not_written(store.path, store.obstacle, file.path)
         foreign = "" if file.environment == here else ", foreign: of another environment than this"
         older = len(decisions) - taken.new - taken.replaced
         say(
@@ -100,14 +100,15 @@ def import_(paths: tuple[Path, ...], store_path: Path | None) -> None:
                 added = beside.add(norms.lines)
                 if added is None:
                     place = verdicts.path_of(store.path)
-                    raise _not_written(place, beside.obstacle, f"all but {norms.path} is")
+                    raise _not_written(place, beside.obstacle, norms.path)
             say(f"{norms.path}: {count(norms.count, 'choice')} for batch norms: {added} new")
 
 
-def _not_written(place: Path, why: str, what: str) -> click.BadParameter:
+def _not_written(place: Path, why: str, given: Path) -> click.BadParameter:
     return refuse(
         "--store",
-        f"{place} cannot be written ({why}), and {what} taken over; name another place by --store",
+        f"{place} cannot be written ({why}), and nothing of {given} is taken over; "
+        "name another place by --store",
     )
 
 
