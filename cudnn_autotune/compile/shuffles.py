@@ -23,8 +23,8 @@ _aten = torch.ops.aten
 _VIEWS = (_aten.view.default, _aten.reshape.default)  # the second one in graphs with constants
 # A sector of DRAM holds 16 numbers of a half type.
 _LEAST_CHANNELS = 16
-# An output has as many numbers, for each number of its filters and in all. Reading fewer in any
-# order costs no more than the copy of filters at each call, or its launch.
+# The least numbers of an output: for each number of the filters, and in all. For a smaller output
+# the order of reads saves less than the copy of the filters costs at each call.
 _LEAST_RATIO = 4
 _LEAST_NUMBERS = 2**22
 

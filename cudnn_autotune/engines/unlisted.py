@@ -126,7 +126,8 @@ def has_faster_kernels(problem: ConvProblem | None, candidates: Iterable[Candida
       of all engines (docs/results/h200.md#kernels_1d).
     """
     own = {c.id.name for c in candidates if c.id.is_implementation and not is_users(c.text)}
-    own.discard("filter_depths")  # an engine of cuDNN for other filters, as slow as it is for these
+    # It runs an engine of cuDNN with fewer filter depths, which may be slower than others.
+    own.discard("filter_depths")
     if problem is None or problem.memory_format == torch.contiguous_format:
         return False
     if problem.op == "fprop" and "implicit_gemm_1d" in own:

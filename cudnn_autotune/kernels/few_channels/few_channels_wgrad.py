@@ -54,7 +54,8 @@ class _Tiling:
 
 class FewChannelsWgrad(KernelFamily[_Tiling | NarrowTiling]):
     """Implicit GEMM for first layers: float16, bfloat16 and TF32, both layouts, 1-d to 3-d, 1 to
-    16 input channels, no dilation, no groups. Sums of blocks are added in a fixed order."""
+    16 input channels, no dilation, no groups. Contiguous layers of up to 8 filters may have more
+    channels. Sums of blocks are added in a fixed order."""
 
     name = "few_channels_wgrad"
     version = version_of(__name__)

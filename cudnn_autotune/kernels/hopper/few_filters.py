@@ -50,7 +50,7 @@ _BYTES_A_CLOCK = 12.6
 """Copied bytes of inputs and outputs of a multiprocessor in a clock, while all copy."""
 _STORE_CLOCKS, _EIGHT_CLOCKS = 900, 39
 """Clocks to add and store the sums of a tile: at least, and for each 64 positions and 8 filters."""
-# The figures of streamed filters are reckoned.
+# The two numbers for streamed filters are estimates that no measurement was fitted to.
 _STREAMED_BYTES_A_CLOCK = 24
 """Copied bytes of a multiprocessor in a clock, mostly from the level 2 cache."""
 _STAGE_CLOCKS = 150
@@ -128,11 +128,10 @@ def _layer_of(problem: ConvProblem) -> _Layer | None:
     beyond = max(depths, rows) * max(dilation) + max(map(abs, first))
     if max(*x, *y) + beyond > INT32_MAX // 2:
         return None
-    layer = _Layer(
+    return _Layer(
         *(is_dgrad, problem.input_shape[0], x, c, in_stride, y, k, out_stride),
         *(depths, rows, columns, dilation[:2], first),
     )
-    return layer
 
 
 @dataclass(frozen=True)
