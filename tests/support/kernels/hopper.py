@@ -181,9 +181,12 @@ FEW_FILTERS = Family(
         for channels in [((16, 16), (48, 96), (32, 3))[i % 3 if "residual" not in fused else i % 2]]
     ],
     few_blocks=[
-        filters(op, x, (32, 16))
+        filters(op, x, channels)
         for op in ("fprop", "dgrad")
-        for x in ((3, 19, 14), (3, 19, 40), (2, 3, 9, 30))
+        for x, channels in (
+            *(((3, 19, 14), (32, 16)), ((3, 19, 40), (32, 16)), ((2, 3, 9, 30), (32, 16))),
+            ((3, 19, 40), (96, 96)),  # streamed
+        )
     ],
     blocks_and_tiles=lambda launch: (launch.grid[0], launch.arguments[-3]),
     spoilt=[
