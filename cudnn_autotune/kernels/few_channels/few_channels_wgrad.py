@@ -16,6 +16,7 @@ from cudnn_autotune.kernels.few_channels.few_channels_wgrad_narrow import (
     build_narrow,
     narrow_tilings,
     narrow_workspace_bytes,
+    worthwhile_blocks,
 )
 from cudnn_autotune.kernels.sources import source, version_of
 from cudnn_autotune.kernels.sum_parts import sum_launch, sums_bytes
@@ -23,7 +24,6 @@ from cudnn_autotune.kernels.sum_parts import sum_launch, sums_bytes
 _ROWS = ("few_channels_rows.cuh", "few_channels_wgrad_sums.cuh")
 _OF_HALVES, _OF_TF32 = "few_channels_wgrad.cu", "few_channels_wgrad_tf32.cu"
 _WARPS = 8
-_LEAST_BLOCKS = 16
 _MOST_COLUMNS = 128
 _MOST_OFFERS = 5
 _MOST_SUMS = 160
@@ -173,14 +173,10 @@ def _tiles(problem: ConvProblem, settings: _Tiling) -> int:
 
 
 def _grid(problem: ConvProblem, settings: _Tiling, gpu: Gpu) -> tuple[int, int]:
-    """Returns the blocks that share the tiles, and blocks along the output's channels. The sums of
-    all blocks should not have more bytes than the operands."""
+    """Returns the blocks that share the tiles, and blocks along the output's channels."""
     blocks_y = -(-problem.weight_shape[0] // (16 * settings.m_tiles))
     resident = gpu.multiprocessors * settings.blocks // blocks_y
-    numbers = math.prod(problem.input_shape) + math.prod(problem.output_shape)
-    operands = problem.dtype.itemsize * numbers
-    worthwhile = max(_LEAST_BLOCKS, operands // (4 * math.prod(problem.weight_shape)))
-    return min(_tiles(problem, settings), max(1, resident), worthwhile), blocks_y
+    return min(_tiles(problem, settings), max(1, resident), worthwhile_blocks(problem)), blocks_y
 
 
 def _workspace_bytes(problem: ConvProblem, settings: _Tiling, gpu: Gpu) -> int:

@@ -211,15 +211,19 @@ def build_narrow(problem: ConvProblem, tiling: NarrowTiling, gpu: Gpu) -> Recipe
 
 
 def _grid(geometry: _Geometry, tiling: NarrowTiling, gpu: Gpu) -> tuple[int, int]:
-    """Returns the blocks that share the tiles, and blocks along the filters. The sums of all blocks
-    should not have more bytes than the operands."""
-    problem = geometry.problem
-    blocks_y = -(-problem.weight_shape[0] // tiling.filters)
+    """Returns the blocks that share the tiles, and blocks along the filters."""
+    blocks_y = -(-geometry.problem.weight_shape[0] // tiling.filters)
     resident = gpu.multiprocessors * tiling.blocks // blocks_y
+    tiles = geometry.tiles(tiling)[2]
+    return min(tiles, max(1, resident), worthwhile_blocks(geometry.problem)), blocks_y
+
+
+def worthwhile_blocks(problem: ConvProblem) -> int:
+    """Returns the most blocks that share the tiles: their sums should not have more bytes than the
+    operands."""
     numbers = math.prod(problem.input_shape) + math.prod(problem.output_shape)
     operands = problem.dtype.itemsize * numbers
-    worthwhile = max(_LEAST_BLOCKS, operands // (4 * math.prod(problem.weight_shape)))
-    return min(geometry.tiles(tiling)[2], max(1, resident), worthwhile), blocks_y
+    return max(_LEAST_BLOCKS, operands // (4 * math.prod(problem.weight_shape)))
 
 
 def _tilings(geometry: _Geometry, gpu: Gpu) -> Iterator[NarrowTiling]:
