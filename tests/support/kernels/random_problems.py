@@ -42,8 +42,8 @@ def _dense(rng: random.Random) -> tuple[int, int, int, int]:
 def _few_filters(rng: random.Random) -> tuple[int, int, int, int]:
     wide, width = rng.choice((16, 32, 48, 64, 96, 160)), rng.choice((2, 3, 3, 3, 5))
     if rng.random() < 0.5:
-        return wide, rng.choice((3, 8, 16, 24, 30, 32, 48, 64)), 1, width
-    return rng.choice((16, 24, 32, 48, 64)), wide, 1, width
+        return wide, rng.choice((3, 8, 16, 24, 30, 32, 48, 64, 96, 100)), 1, width
+    return rng.choice((16, 24, 32, 48, 64, 96, 120)), wide, 1, width
 
 
 def _pointwise(rng: random.Random) -> tuple[int, int, int, int]:
