@@ -42,8 +42,14 @@ LAYERS: dict[str, tuple[tuple[Any, ...], ...]] = {
     ),
     "few_channels": (("fprop", (64, 3, 224, 224), (7, 7), 2, 1, 64),),
     "few_channels_planes": (("fprop", (64, 3, 224, 224), (7, 7), 2, 1, 64, "contiguous"),),
-    "few_channels_wgrad": (("wgrad", (64, 3, 224, 224), (7, 7), 2, 1, 64),),
-    "few_filters": (("fprop", (64, 128, 28, 28), (3, 3), 1, 1, 32),),
+    "few_channels_wgrad": (
+        ("wgrad", (64, 3, 224, 224), (7, 7), 2, 1, 64),
+        ("wgrad", (8, 12, 512, 512), (3, 3), 1, 1, 12, "contiguous"),
+    ),
+    "few_filters": (
+        ("fprop", (64, 128, 28, 28), (3, 3), 1, 1, 32),
+        ("fprop", (4, 96, 64, 128), (3, 3), 1, 1, 96),
+    ),
     "grouped": (
         ("fprop", (64, 128, 56, 56), (3, 3), 1, 32),
         ("dgrad", (64, 128, 56, 56), (3, 3), 1, 32),

@@ -1,7 +1,7 @@
 """The order of filters in front of pixel shuffles, in a functional graph of ATen operators.
 
 A shuffle makes pixels of a channel's phases, and the phases are the channel's neighbours. So a
-kernel that writes pixels in channels_last reads every ``phases``-th number. If the filters of each
+kernel that writes pixels in channels_last reads one number of each channel. If the filters of a
 phase are together, it reads neighbours.
 """
 

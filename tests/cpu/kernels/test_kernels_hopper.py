@@ -27,16 +27,21 @@ KERNEL = FEW_FILTERS.kernel
 @pytest.mark.basic(3)
 @emulated
 @covering(
-    pixel_strides=[(96, 32), (64, 48), (128, 96)],
+    pixel_strides=[(32, 0), (0, 16), (64, 64)],
     residual=[False, True],
     size=[(7, 7), (9, 33), (3, 5, 9)],
+    count=[32, 96],
 )
-def test_slices(pixel_strides: tuple[int, int], residual: bool, size: tuple[int, ...]) -> None:
-    """The input and the output are slices of the channels of larger tensors."""
+def test_slices(
+    pixel_strides: tuple[int, int], residual: bool, size: tuple[int, ...], count: int
+) -> None:
+    """The input and the output are slices of the channels of larger tensors, which have
+    ``pixel_strides`` more. Of 96 filters each stage has its own."""
+    pixel_strides = (64 + pixel_strides[0], count + pixel_strides[1])
     problem = filters(
         "fprop",
         (2, *size),
-        (64, 32),
+        (64, count),
         pixel_strides=pixel_strides,
         bias=True,
         residual=residual,
@@ -48,7 +53,7 @@ def test_slices(pixel_strides: tuple[int, int], residual: bool, size: tuple[int,
     read[:, pixel_strides[0] - 64 :] = tensors["x"]
     whole = torch.full((2, pixel_strides[1], *size), 7.0, dtype=torch.float16)
     whole = whole.contiguous(memory_format=problem.memory_format)
-    first = pixel_strides[1] - 32
+    first = pixel_strides[1] - count
     before = whole.clone()
     for settings in FEW_FILTERS.settings_of(problem):
         whole.copy_(before)
@@ -81,7 +86,7 @@ FAULTS = {
 @pytest.mark.basic(6)
 @emulated
 @pytest.mark.parametrize(
-    ("fault", "filters_of_a_layer"),
+    ("fault", "count_a_layer"),
     [
         (fault, count)
         for fault in FAULTS
@@ -89,9 +94,9 @@ FAULTS = {
         if count == 16 or "warpgroup" not in fault  # streamed columns are not added
     ],
 )
-def test_the_emulation_sees_what_is_missing(fault: str, filters_of_a_layer: int) -> None:
+def test_the_emulation_sees_what_is_missing(fault: str, count_a_layer: int) -> None:
     whole, broken = FAULTS[fault]
-    problem = filters("fprop", (2, 9, 30), (96, filters_of_a_layer))
+    problem = filters("fprop", (2, 9, 30), (96, count_a_layer))
     wrong = 0
     for settings, is_reversed in product(FEW_FILTERS.settings_of(problem, TINY), (False, True)):
         (launch,) = KERNEL.recipe(problem, settings, TINY).launches
