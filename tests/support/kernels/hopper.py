@@ -147,13 +147,11 @@ LAYERS: dict[str, tuple[Any, ...]] = {
     "one row of filters": ((1, 5, 6, 18), (16, 16), (3, 1, 3), (1, 0, 1)),
     "a dilation of depths and rows": ((1, 9, 8, 10), (16, 8), 3, (2, 3, 1), (2, 3, 1)),
     "an image of one depth": ((2, 1, 5, 5), (16, 8)),
-    "96 filters, a column at a time": ((1, 9, 20), (48, 96)),
-    "120 filters, rows of several tiles": ((1, 5, 75), (32, 120)),
-    "filters that shared memory does not hold": ((1, 4, 9), (512, 64)),
-    "72 filters of rows that share their padding": ((3, 7, 7), (288, 72)),
+    "96 filters, a column at a time": ((1, 2, 9, 20), (48, 96)),
+    "120 filters, rows of several tiles": ((1, 2, 3, 75), (32, 120)),
+    "72 filters of rows that share their padding": ((3, 2, 7, 7), (96, 72)),
     "Wan's, causal in depth": ((1, 4, 9, 34), (96, 96), 3, (2, 1, 1, 0, 1, 1)),
-    "40 filters of 7 x 7": ((1, 9, 17), (32, 40), 7, 3),
-    "96 filters of 3 x 5, dilated rows": ((1, 12, 19), (32, 96), (3, 5), 2, (2, 1)),
+    "96 filters of 2 x 3 x 5, dilated rows": ((1, 3, 7, 19), (32, 96), (2, 3, 5), 2, (1, 2, 1)),
 }
 """The images, channels in and out, and what follows."""
 LAST_LAYERS: dict[str, tuple[Any, ...]] = {
@@ -162,8 +160,7 @@ LAST_LAYERS: dict[str, tuple[Any, ...]] = {
     "2 filters of 5 x 5": ((1, 14, 9), (16, 2), 5, 2),
     "7 filters of a volume": ((1, 4, 7, 7), (32, 7)),
     "30 filters": ((1, 8, 33), (48, 30)),
-    "30 filters of 9 x 9": ((1, 11, 20), (16, 30), 9, 4),
-    "100 filters": ((1, 5, 22), (48, 100)),
+    "100 filters": ((1, 2, 5, 22), (48, 100)),
 }
 """The same of layers with other numbers of filters, which are not for dgrad."""
 FEW_FILTERS = Family(
@@ -176,7 +173,7 @@ FEW_FILTERS = Family(
         for i, layer in enumerate(layers.values(), op == "fprop")
     ],
     epilogues=[
-        filters("fprop", (2, 7, 18), channels, **fused)
+        filters("fprop", (2, 7, 18) if channels[1] < 96 else (2, 2, 4, 9), channels, **fused)
         for i, fused in enumerate(FUSED)
         for channels in [((16, 16), (48, 96), (32, 3))[i % 3 if "residual" not in fused else i % 2]]
     ],
@@ -185,7 +182,7 @@ FEW_FILTERS = Family(
         for op in ("fprop", "dgrad")
         for x, channels in (
             *(((3, 19, 14), (32, 16)), ((3, 19, 40), (32, 16)), ((2, 3, 9, 30), (32, 16))),
-            ((3, 19, 40), (96, 96)),  # streamed
+            ((2, 3, 9, 40), (96, 96)),  # streamed
         )
     ],
     blocks_and_tiles=lambda launch: (launch.grid[0], launch.arguments[-3]),
@@ -194,11 +191,11 @@ FEW_FILTERS = Family(
         for i, x in enumerate(((2, 9, 7), (2, 9, 14), (2, 9, 40), (2, 4, 9, 7)))
         for op, kernel in (("fprop", (3, 4)[i % 2]), ("dgrad", (4, 3)[i % 2]))
     ]
-    + [filters(op, (2, 9, 14), (48, 96)) for op in ("fprop", "dgrad")],
+    + [filters(op, (2, 3, 5, 9), (48, 96)) for op in ("fprop", "dgrad")],
     patterns=[
-        filters(op, (2, 14, 15), channels, 3, 0)
+        filters(op, x, channels, 3, 0)
         for op in ("fprop", "dgrad")
-        for channels in ((32, 16), (48, 96))
+        for x, channels in (((2, 14, 15), (32, 16)), ((2, 4, 8, 9), (48, 96)))
     ],
     not_computed=[
         filters(**({"op": "fprop", "x": (2, 20, 20), "channels": (32, 32)} | changed))
@@ -212,13 +209,19 @@ FEW_FILTERS = Family(
             {"channels": (24, 32)},
             {"op": "dgrad", "channels": (32, 12)},
             {"channels": (32, 12), "residual": True},
-            {"channels": (32, 128)},
+            {"channels": (32, 30), "kernel": 9},
+            {"channels": (32, 72)},
+            {"x": (2, 9, 9, 9), "channels": (32, 128)},
+            {"kernel": 7, "channels": (32, 40)},
             {"kernel": (1, 3)},
             {"kernel": (3, 1)},
             {"kernel": (2, 10)},
             {"x": (2, 9, 9, 9), "kernel": (1, 1, 3), "padding": (0, 0, 1)},
-            # the filters of a stage do not fit into shared memory
-            {"channels": (16, 120), "kernel": 9},
+            # the filters do not fit into shared memory
+            {"channels": (2048, 32)},
+            {"x": (2, 9, 9, 9), "channels": (128, 64)},
+            # nor do those of a stage
+            {"x": (2, 9, 9, 9), "channels": (16, 120), "kernel": 9},
             *ALIGNMENTS,
         )
     ],
