@@ -10,6 +10,7 @@ DenseNet, Inductor's kernels of these read slices, and not many parts.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from cudnn_autotune.compile.groups import reads_in_place
+from cudnn_autotune.compile.groups import add_call, reads_in_place
 from cudnn_autotune.compile.inductor import MARKS, Mark
 from cudnn_autotune.engines.conv_layout import conv_memory_format
 from cudnn_autotune.engines.problem import DTYPES, MOST_ALIGNED, ConvProblem
@@ -242,15 +243,8 @@ def _is_read_in_channels_last(cat: Node) -> bool:
 def _lay_out_volume(graph: Graph, cat: Node) -> None:
     given: Any = cat.args[0]
     dim: Any = cat.args[1] if len(cat.args) > 1 else cat.kwargs.get("dim", 0)
-    mode = cat.meta["val"].fake_mode
-
-    def call(target: Any, *args: Any) -> Node:
-        node = graph.call_function(target, args)
-        with mode:
-            node.meta["val"] = target(*torch.fx.node.map_arg(args, lambda one: one.meta["val"]))
-        return node
-
-    with graph.inserting_before(cat):
+    call = functools.partial(add_call, graph)
+    with cat.meta["val"].fake_mode, graph.inserting_before(cat):
         last = [call(_aten.permute.default, part, [0, *range(2, 5), 1]) for part in given]
         last = [call(_aten.unsqueeze.default, part, 0) for part in last]
         joined = call(_cat, last, (1, 5, 2, 3, 4)[dim])

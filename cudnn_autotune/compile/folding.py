@@ -21,6 +21,7 @@ from sympy import Add, Dummy, Expr, Float, Integer, Mul, Pow, Rational, expand
 from torch import Tensor
 from torch.fx import Graph, Node
 
+from cudnn_autotune.compile.groups import add_call
 from cudnn_autotune.compile.inductor import MARKS
 from cudnn_autotune.compile.weights.operators import (
     BIAS,
@@ -268,10 +269,8 @@ def _folded(graph: Graph, chain: _Chain, before: Node) -> Folding:
     computed: list[Node] = []
 
     def call(target: Any, *args: Any) -> Node:
-        node = graph.call_function(target, args)
-        node.meta["val"] = target(*torch.fx.node.map_arg(args, lambda arg: arg.meta["val"]))
-        computed.append(node)
-        return node
+        computed.append(add_call(graph, target, *args))
+        return computed[-1]
 
     def vector(node: Any) -> Node:
         if node.meta["val"].dim() == 1:

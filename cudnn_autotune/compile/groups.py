@@ -355,10 +355,15 @@ def fuse_groups(graph: Graph, groups: Sequence[Group]) -> None:
             graph.erase_node(marked)
 
 
+def add_call(graph: Graph, target: Any, *args: Any, **options: Any) -> Node:
+    """Adds a call of an operator to a graph, with its value."""
+    node = graph.call_function(target, args, options)
+    node.meta["val"] = target(*torch.fx.node.map_arg(args, lambda arg: arg.meta["val"]), **options)
+    return node
+
+
 def _flat(graph: Graph, node: Node) -> Node:
     """Returns another node flattened to one dimension."""
     if node.target is _aten.view.default and node.args[0].meta["val"].dim() == 1:  # type: ignore[union-attr]
         return node.args[0]  # type: ignore[return-value]
-    flat = graph.call_function(_aten.reshape.default, (node, [-1]))
-    flat.meta["val"] = node.meta["val"].reshape(-1)
-    return flat
+    return add_call(graph, _aten.reshape.default, node, [-1])

@@ -16,7 +16,7 @@ from torch.fx import Graph, Node
 
 from cudnn_autotune.compile.activations import Decompositions, find_activations
 from cudnn_autotune.compile.gradients import OPERATIONS
-from cudnn_autotune.compile.groups import is_same_shape, reads_in_place
+from cudnn_autotune.compile.groups import add_call, is_same_shape, reads_in_place
 from cudnn_autotune.compile.inductor import MARKS, _conv_wgrad
 from cudnn_autotune.norms.reference import NORM_ACTIVATIONS
 
@@ -62,10 +62,10 @@ def sum_in_memory_order(graph: Graph) -> None:
             continue
         places = [order.index(dim) for dim in range(value.dim())]
         with graph.inserting_before(node):
-            in_order = _call(graph, _aten.permute.default, operand, order)
+            in_order = add_call(graph, _aten.permute.default, operand, order)
             dims = sorted(places[dim] for dim in summed)
-            total = _call(graph, node.target, in_order, dims, *node.args[2:], **node.kwargs)
-            result = _call(graph, _aten.permute.default, total, places)
+            total = add_call(graph, node.target, in_order, dims, *node.args[2:], **node.kwargs)
+            result = add_call(graph, _aten.permute.default, total, places)
         node.replace_all_uses_with(result)
         graph.erase_node(node)
 
@@ -95,13 +95,6 @@ def realize_for_biases(graph: Graph) -> None:
             continue
         if value.dim() >= 3 and value.stride(1) == 1 and not value.is_contiguous():
             source.meta["inductor_realize_to_strides"] = True
-
-
-def _call(graph: Graph, target: Any, operand: Node, *rest: Any, **kwargs: Any) -> Node:
-    """Adds a call to a graph, with its value."""
-    node = graph.call_function(target, (operand, *rest), kwargs)
-    node.meta["val"] = target(operand.meta["val"], *rest, **kwargs)
-    return node
 
 
 def copy_slices(graph: Graph) -> None:

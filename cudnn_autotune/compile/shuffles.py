@@ -7,6 +7,7 @@ phase are together, it reads neighbours.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Collection
@@ -16,7 +17,7 @@ import torch
 from torch.fx import Graph, Node
 
 from cudnn_autotune.compile.concatenations import ConvolutionCall
-from cudnn_autotune.compile.groups import hints, is_same_shape
+from cudnn_autotune.compile.groups import add_call, hints, is_same_shape
 from cudnn_autotune.engines.conv_layout import conv_memory_format
 
 _aten = torch.ops.aten
@@ -104,17 +105,10 @@ def _dims_of(permute: Node) -> list[int]:
 def _order_filters(graph: Graph, one: ConvolutionCall, channels: int) -> None:
     """Puts the filters and the biases of each phase together."""
     weight = one.operands[1].meta["val"]
-
-    def call(target: Any, *args: Any, **options: Any) -> Node:
-        node = graph.call_function(target, args, options)
-        with weight.fake_mode:
-            given = torch.fx.node.map_arg(args, lambda operand: operand.meta["val"])
-            node.meta["val"] = target(*given, **options)
-        return node
-
+    call = functools.partial(add_call, graph)
     options = {"dtype": torch.int64, "device": weight.device, "requires_grad": False}
     iota = torch.ops.prims.iota.default
-    with graph.inserting_before(one.node):
+    with weight.fake_mode, graph.inserting_before(one.node):
         places = call(iota, weight.shape[0], start=0, step=1, **options)
         places = call(_aten.view.default, places, [channels, weight.shape[0] // channels])
         places = call(_aten.reshape.default, call(_aten.permute.default, places, [1, 0]), [-1])

@@ -122,7 +122,7 @@ def test_the_build_takes_the_setuptools_of_any_environment() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     required = map(Requirement, project["build-system"]["requires"])
     (setuptools,) = (one for one in required if one.name == "setuptools")
-    # That of Python 3.11's virtual environments, and those without pkg_resources.
+    # The version in Python 3.11's virtual environments, and those without pkg_resources.
     for version in ("65.5.0", "82.0.0", "84.2.1"):
         assert setuptools.specifier.contains(version)
 

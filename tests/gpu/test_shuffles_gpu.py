@@ -17,7 +17,7 @@ from cudnn_autotune.compile import shuffles
 
 OPTIONS = {"compare": False, "sampling": "heuristic"}
 LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-# Of a half type, by PyTorch's layers.
+# PyTorch's layers in a half type.
 TIMES, MORE = 2.0, 1e-3
 
 

@@ -121,7 +121,7 @@ def test_values(name: str, ordered: list[bool]) -> None:
 
 
 def parts(joined: int, *dims: int) -> nn.Module:
-    """What looks like a channel is a head of an attention, or another part."""
+    """A dimension that looks like channels is one of heads of an attention, or another one."""
 
     def rearranged(model: Any, x: Tensor) -> Tensor:
         y = model.conv(x).unflatten(1, (16, 4)).permute(dims).contiguous()

@@ -1,4 +1,4 @@
-"""What Inductor would launch in a training step on an H200 that is not there.
+"""The kernels that Inductor would launch in a training step on an H200 that is not there.
 
 The step is traced on the CPU. Inductor then gets its graphs on fake CUDA tensors, and generates
 code that is never loaded.
@@ -34,14 +34,14 @@ H200 = SimpleNamespace(
     max_threads_per_block=_GIVEN["maxThreadsPerBlock"],
     warp_size=_GIVEN["warpSize"],
 )
-"""What Inductor reads of ``torch.cuda.get_device_properties``."""
+"""The properties of a GPU that Inductor reads, as ``torch.cuda.get_device_properties`` has them."""
 
 WARP = H200.warp_size
 
 
 @dataclass(frozen=True)
 class Read:
-    """What a sum reads of a buffer, an element for each output and each step of the sum."""
+    """The elements of a buffer that a sum reads: one for each output and each step of the sum."""
 
     buffer: str
     along_steps: bool
