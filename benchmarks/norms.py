@@ -24,7 +24,7 @@ from functools import partial
 from typing import Any
 
 from common import arguments, investigation
-from models.turns import calibrate, take_turns
+from models.turns import calibrate, captured, take_turns
 
 SHAPES = (
     "64x64x56x56,64x256x56x56+add,64x512x28x28+add,64x256x14x14,64x1024x14x14+add,64x2048x7x7+add"
@@ -140,24 +140,6 @@ def step_of(function: Norm, given: dict[str, Any]) -> Step:
 def forward_of(function: Norm, given: dict[str, Any]) -> Step:
     leaves = [values for name, values in given.items() if name != "grad_output"]
     return lambda: function(*leaves)
-
-
-def captured(step: Step, device: str) -> Step:
-    """The step as a CUDA graph; on a CPU it is the step itself."""
-    import torch
-
-    stream = torch.cuda.Stream() if device == "cuda" else None
-    if stream is None:
-        return step
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    return graph.replay
 
 
 def worst_error(step: Step, exact: list[Any]) -> float:

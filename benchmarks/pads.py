@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any
 
 from common import arguments, investigation
-from models.turns import calibrate, take_turns
+from models.turns import calibrate, captured, take_turns
 
 DTYPES = ("bfloat16", "float16")
 WAYS = ("eager", "eager, even", "converted", "converted, even")
@@ -62,24 +62,6 @@ LAYERS = {
 TINY = {"tiny": Layer((1, 4, 2, 6, 6), 4, 3, CAUSAL)}
 
 
-def captured(module: Any, x: Any) -> Any:
-    """Returns a replay of the call as a CUDA graph; on a CPU it is the call itself."""
-    import torch
-
-    if not x.is_cuda:
-        return partial(module, x)
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            module(x)
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        module(x)
-    return graph.replay
-
-
 def measure(options: argparse.Namespace, case: str, failures: list[str]) -> Iterator[Any]:
     import torch
 
@@ -104,7 +86,7 @@ def measure(options: argparse.Namespace, case: str, failures: list[str]) -> Iter
             found = module(x)
             errors[way] = ((found - wanted).norm() / wanted.norm()).item()
             kept.append(module)
-            replays[way] = captured(module, x)
+            replays[way] = captured(partial(module, x), options.device)
     counts = calibrate(replays, options.block_ms, 0.3, options.device)
     times = take_turns(replays, counts, options.rounds, options.device)
     medians = {way: 1e3 * statistics.median(found) for way, found in times.items()}

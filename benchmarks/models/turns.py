@@ -5,10 +5,29 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from typing import Any
 
 from common.modes import synchronize
 
 Replay = Callable[[], None]
+
+
+def captured(step: Callable[[], Any], device: str) -> Callable[[], Any]:
+    """The step as a CUDA graph; on a CPU it is the step itself."""
+    import torch
+
+    stream = torch.cuda.Stream() if device == "cuda" else None
+    if stream is None:
+        return step
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
 
 
 def time_block(replay: Replay, count: int, device: str) -> float:
