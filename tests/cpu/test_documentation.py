@@ -247,21 +247,20 @@ def test_kernels() -> None:
     for kind, named in {"depthwise, 7 and wider": "of 7x7 and wider", "grouped": "ones"}.items():
         means = (statistics.geometric_mean(gains[kind, op]) for op in ("fprop", "dgrad", "wgrad"))
         assert "{} {:.1f}, {:.1f} and {:.1f}".format(named, *means) in text
-    steps: dict[str, float] = {}
-    for part in parts:
-        for run in record(f"models_kernels.{part}")["results"]["runs"]:
-            times = run["times_ms"]
-            if "convert" in times:
-                steps[run["model"]] = in_turns(times["convert_engines"], times["convert"])
-    text = answer("models_kernels")
-    for model, named in (
-        ("regnet_y_3_2gf", "RegNetY-032"),
-        ("convnext_tiny", "ConvNeXt-T"),
-        ("efficientnet_b0", "EfficientNet-B0"),
-        ("resnext50_32x4d", "ResNeXt-50"),
-        ("resnet50", "ResNet-50"),
-    ):
-        assert f"{named} {steps[model]:.2f}" in text
+
+
+def test_timm() -> None:
+    gains: dict[str, float] = {}
+    for part in ("part1", "part2", "part3"):
+        for run in record(f"models_timm.{part}")["results"]["runs"]:
+            times = {way: statistics.median(each) for way, each in run["times_ms"].items()}
+            if (ours := times.pop("backend_compare", None)) is not None:
+                gains[run["model"]] = min(times.values()) / ours
+    least, most, mean = (f(gains.values()) for f in (min, max, statistics.geometric_mean))
+    text = " ".join(README.read_text().split())
+    assert f"{len(gains)} of timm's models" in text
+    expected = f"{least:.3f} to {most:.2f} over the best of PyTorch's; geometric mean {mean:.2f}"
+    assert expected in answer("models_timm")
 
 
 def test_engines_that_auto_leaves_out_beside_kernels_of_groups() -> None:
