@@ -16,9 +16,9 @@ def captured(step: Callable[[], Any], device: str) -> Callable[[], Any]:
     """The step as a CUDA graph; on a CPU it is the step itself."""
     import torch
 
-    stream = torch.cuda.Stream() if device == "cuda" else None
-    if stream is None:
+    if device == "cpu":
         return step
+    stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(3):
