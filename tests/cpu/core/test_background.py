@@ -28,8 +28,16 @@ def test_work_is_done_in_order_and_returns_its_result() -> None:
 
 def test_work_is_done_in_the_order_of_its_places() -> None:
     threads, may_go_on = BackgroundThreads(1), threading.Event()
+    first_runs = threading.Event()
     done: list[str] = []
-    begun = [threads.submit(may_go_on.wait, 30), threads.submit(done.append, "last")]
+
+    def hold() -> None:
+        first_runs.set()
+        may_go_on.wait(30)
+
+    begun = [threads.submit(hold)]
+    assert first_runs.wait(30)
+    begun.append(threads.submit(done.append, "last"))
     for run in ("second", "first"):
         place = threads.first_place()
         for number in (1, 0):
