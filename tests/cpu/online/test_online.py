@@ -350,16 +350,16 @@ def test_the_fastest_is_decided_without_a_gpu() -> None:
     assert tuner.preparing == 0
     was_initialized = torch.cuda.is_initialized()
     deadline = time.monotonic() + 600
-    ran: list[int] = []
     while tuner.undecided and time.monotonic() < deadline:
-        ran += one.turns(8, times)
+        one.turns(8, times)
         time.sleep(0.005)
     assert tuner.undecided == 0
     assert one.native.decided == "eng2:"
-    assert ran.count(1) < ran.count(2), "the slow are dropped"
     (selection,) = one.committer.selections
     assert selection.winner.candidate.text == "eng2:"
     assert {t.candidate.text for t in selection.ranking} == {f"eng{i}:" for i in range(4)}
+    (slow,) = (t for t in selection.ranking if t.candidate.text == "eng1:")
+    assert "times the best" in slow.eliminated
     assert one.schedule.leader() == 2
     assert torch.cuda.is_initialized() == was_initialized
     tuner.stop()
