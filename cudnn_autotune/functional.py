@@ -244,9 +244,9 @@ def marked(
     if is_unbatched:
         input = input.unsqueeze(0)
     if padding == "same" and all(s == 1 for s in _for_each(stride, name)):
-        dilation = _for_each(others[0], name)
-        every = dilation * (weight.dim() - 2) if len(dilation) == 1 else dilation
-        padding = same_padding(every, weight.shape[2:])
+        padding = same_padding(_for_each(others[0], name), weight.shape[2:])
+    elif padding == "valid" and "transpose" not in name:
+        padding = 0
     padding, extra = _split(name, padding)
     policy = (sampling or "", -1 if workspace_limit is None else workspace_limit)
     if extra:
@@ -290,9 +290,8 @@ def _is_exported() -> bool:
 
 def _for_each(value: Ints, name: str) -> list[int]:
     """Returns the numbers for the dimensions of a function; a list of one stands for all."""
-    if isinstance(value, (tuple, list)):
-        return list(value)
-    return [cast("int", value)] * int(name[-2])
+    values = list(value) if isinstance(value, (tuple, list)) else [cast("int", value)]
+    return values * int(name[-2]) if len(values) == 1 else values
 
 
 def _with_pytorchs_padding(name: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -298,6 +298,33 @@ def test_the_gradients_of_a_marked_convolution(
 
 
 @pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("backend", ["inductor", "cudnn_autotune"])
+@pytest.mark.parametrize("dims", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_one_number_stands_for_all_dimensions(dims: int, backend: str) -> None:
+    """PyTorch's operators take lists of one number, and so see ``padding="valid"``."""
+    plain, transposed = (
+        getattr(ca.functional, f"conv{kind}{dims}d") for kind in ("", "_transpose")
+    )
+
+    def program(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        y = plain(x, w, b, padding="valid").relu()
+        y = plain(y, w, None, [2], (1,), [1]).relu()
+        output: Tensor = transposed(y, w, None, (2,), [1], [1], 1, (1,))
+        return output
+
+    options = {"fuse": "always", "compare": False} if backend == "cudnn_autotune" else None
+    compiled = torch.compile(program, backend=backend, options=options)
+    shapes = ((2, 4, *[11, 9, 8][:dims]), (4, 4, *[3] * dims), (4,))
+    tensors = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
+    torch.testing.assert_close(compiled(*tensors), program(*tensors))
+    leaves = [[t.clone().requires_grad_() for t in tensors] for _ in range(2)]
+    for run, given in zip((compiled, program), leaves, strict=True):
+        run(*given).square().sum().backward()
+    for mine, right in zip(*leaves, strict=True):
+        torch.testing.assert_close(mine.grad, right.grad)
+
+
+@pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_a_marker_that_runs_carries_the_policy(backend: str) -> None:
     seen = []
