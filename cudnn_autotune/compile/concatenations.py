@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from cudnn_autotune.compile.groups import add_call, reads_in_place
-from cudnn_autotune.compile.inductor import MARKS, Mark
+from cudnn_autotune.compile.marks import MARKS, Mark
 from cudnn_autotune.engines.conv_layout import conv_memory_format
 from cudnn_autotune.engines.problem import DTYPES, MOST_ALIGNED, ConvProblem
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from cudnn_autotune.compile.groups import add_call
-from cudnn_autotune.compile.inductor import MARKS
+from cudnn_autotune.compile.marks import MARKS
 from cudnn_autotune.compile.weights.operators import (
     BIAS,
     MEAN,

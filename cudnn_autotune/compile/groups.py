@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from cudnn_autotune.compile.activations import Decompositions, Match, find_activations
-from cudnn_autotune.compile.inductor import MARKS, Mark
+from cudnn_autotune.compile.marks import MARKS, Mark
 from cudnn_autotune.engines.conv_layout import conv_memory_format, is_image_of_height_1
 from cudnn_autotune.engines.problem import CHANNELS_LAST, DTYPES, ConvProblem, as_images
 

@@ -1,35 +1,16 @@
 """Lowerings of marked convolutions to this package's operators in Inductor, for ``torch.compile``.
 
 Inductor counts ``aten.convolution`` when it decides whether a graph runs in channels_last, and it
-folds batch norms only into these. So a served call stays PyTorch's operator, with a marked input
-(``functional.marked``):
-
-    aten.convolution(mark_input(input, sampling, workspace_limit), weight, ...)
-
-The marker has no computation. It carries the call's policy through Inductor's passes, and it
-distinguishes the graph, and so the key of Inductor's caches, from PyTorch's own layer. When the
-layout is settled and ``aten.convolution`` is lowered, a call with a marked input becomes
-``conv_fprop`` or ``conv_transpose``. Under ``max-autotune`` it is one choice beside Inductor's
-templates.
-
-A convolution that pads one side more has the marker ``mark_padded``, which pads by the difference.
-Its lowering and its backward leave the padding to the operators, and no padded tensor exists.
-
-The output of a transposed convolution has a marker too. Without one Inductor would fold following
-operators into the weight. That is wrong for equal numbers of input and output channels: it scales
-the input channels (torch 2.11).
+folds batch norms only into these. So a served call stays PyTorch's operator, with a mark
+(``compile/marks.py``). When the layout is settled and ``aten.convolution`` is lowered, a call with
+a marked input becomes ``conv_fprop`` or ``conv_transpose``. Under ``max-autotune`` it is one choice
+beside Inductor's templates.
 
 One operator, ``fold_weights`` of ``compile/weights/operators.py``, computes at each call all
 weights and biases with folded batch norms, and weights in another layout.
 
 Batch norms of the backend ``cudnn_autotune`` are operators with a backward of their own. They
 compute in the layout of their input.
-
-The backward of a marked convolution decomposes into this package's operators when the joint graph
-is traced, because Inductor decides by the forward. They take the input itself, so that the mark is
-not saved for the backward. Their gradient is written directly into their layout, once for both.
-(``aten.convolution_backward`` gets it in eager mode's order of strides, and then copies it: 3 % of
-a training step of ConvNeXt.)
 """
 
 from __future__ import annotations
@@ -37,13 +18,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from torch.fx import Graph
 
+from cudnn_autotune.compile.marks import (
+    MARK_INPUT,
+    MARK_OUTPUT,
+    MARK_PADDED,
+    MARKS,
+    Mark,
+    backward_of_marked,
+    backward_of_padding,
+    in_pairs,
+)
 from cudnn_autotune.compile.weights.operators import fold_weights
 from cudnn_autotune.core.after_import import after_import
 from cudnn_autotune.engines.conv_layout import (
@@ -52,162 +43,16 @@ from cudnn_autotune.engines.conv_layout import (
     is_dgrad_of_height_1,
     is_image_of_height_1,
     is_wgrad_of_height_1,
-    laid_out,
 )
 from cudnn_autotune.norms import operators as operators  # it defines the norms' operators
 
 _log = logging.getLogger(__name__)
 
-_library = torch.library.Library("cudnn_autotune", "FRAGMENT")
-_mark_input = torch.ops.cudnn_autotune.mark_input.default
-_mark_padded = torch.ops.cudnn_autotune.mark_padded.default
-_mark_output = torch.ops.cudnn_autotune.mark_output.default
-MARKS = (_mark_input, _mark_padded)
-"""Targets of the nodes that mark an input."""
 _conv_fprop = torch.ops.cudnn_autotune.conv_fprop.default
 _conv_transpose = torch.ops.cudnn_autotune.conv_transpose.default
 _conv_dgrad = torch.ops.cudnn_autotune.conv_dgrad.default
 _conv_wgrad = torch.ops.cudnn_autotune.conv_wgrad.default
 _NORM_OPERANDS = ("grad_output", "grad_output_2", "input", "output", "residual")
-
-
-def _fake_copy(tensor: Tensor, *_: object) -> Tensor:
-    return torch.empty_strided(
-        tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device
-    )
-
-
-for _name in ("mark_input", "mark_output"):
-    torch.library.register_fake(f"cudnn_autotune::{_name}", _fake_copy, lib=_library)
-
-
-@torch.library.register_fake("cudnn_autotune::mark_padded", lib=_library)
-def _(input: Tensor, padding: Sequence[int], *policy: object) -> Tensor:
-    return torch.constant_pad_nd(input, _in_pairs(padding))
-
-
-def _in_pairs(padding: Sequence[int]) -> list[int]:
-    """Returns a padding before all dimensions, then after all, in the order of
-    ``constant_pad_nd``."""
-    n = len(padding) // 2
-    return [size for d in reversed(range(n)) for size in padding[d::n]]
-
-
-class Mark(NamedTuple):
-    """The mark of a convolution's input."""
-
-    source: Any
-    """Node of the input."""
-    extra: Sequence[int]
-    """Padding beyond the convolution's own, first before each dimension and then after each; empty
-    if both sides are even."""
-    policy: tuple[str, int]
-    """Sampling and workspace limit, as operators take them."""
-
-    @classmethod
-    def of(cls, node: Any) -> Mark | None:
-        """Returns a node's mark; None of any other node, and of one that pads by unknown sizes."""
-        target = getattr(node, "target", None)
-        if target is _mark_input:
-            source, sampling, workspace_limit = node.args
-            return cls(source, (), (sampling, workspace_limit))
-        if target is _mark_padded and all(isinstance(size, int) for size in node.args[1]):
-            source, extra, sampling, workspace_limit = node.args
-            return cls(source, extra, (sampling, workspace_limit))
-        return None
-
-    def padding(self, both: Sequence[int]) -> list[int]:
-        """Returns the padding for an operator of this package, given the convolution's."""
-        if not self.extra:
-            return list(both)
-        pairs = zip((*both, *both), self.extra, strict=True)
-        return [least + more for least, more in pairs]
-
-
-def _backward_of_marked(
-    grad_output: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    bias_sizes: Sequence[int] | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    output_mask: Sequence[bool],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Decomposes ``aten.convolution_backward`` of a marked input into this package's operators.
-
-    Returns NotImplemented if the input is not marked, and for an output padding of a stride or
-    more, which is no gradient of a convolution.
-    """
-    if transposed and any(p >= s for p, s in zip(output_padding, stride, strict=True)):
-        return NotImplemented
-    mark = Mark.of(_traced(input))
-    if mark is None:
-        return NotImplemented
-    x = _value_of(mark.source)
-    is_known = all(isinstance(size, int) for size in grad_output.shape)
-    if is_known and (
-        is_image_of_height_1(x, weight, pads=bool(mark.extra))
-        or conv_memory_format(x, weight) != torch.contiguous_format
-    ):
-        # All operators of the backward read it so.
-        grad_output = laid_out(grad_output, torch.channels_last)
-    rest = (stride, mark.padding(padding), dilation, groups, *mark.policy)
-    of_input = of_weight = of_bias = None
-    if output_mask[0] and transposed:
-        of_input = _conv_fprop(grad_output, weight, None, *rest)
-    elif output_mask[0]:
-        of_input = _conv_dgrad(grad_output, weight, x.shape, *rest)
-        if mark.extra:  # the mark's own backward takes it away: see _backward_of_padding
-            of_input = torch.constant_pad_nd(of_input, _in_pairs(mark.extra))
-    if output_mask[1]:
-        pair = (x, grad_output) if transposed else (grad_output, x)
-        of_weight = _conv_wgrad(*pair, weight.shape, *rest)
-    if output_mask[2]:
-        of_bias = torch.ops.aten.sum(grad_output, [0, *range(2, grad_output.dim())])
-    return of_input, of_weight, of_bias
-
-
-def _backward_of_padding(tensor: Tensor, pad: Sequence[int], value: float = 0.0) -> Any:
-    """Decomposes ``aten.constant_pad_nd`` where it takes away what ``_backward_of_marked`` pads.
-
-    Returns NotImplemented for all others.
-    """
-    if not all(isinstance(size, int) and size <= 0 for size in pad):
-        return NotImplemented
-    node = _traced(tensor)
-    if getattr(node, "target", None) is not torch.ops.aten.constant_pad_nd.default:
-        return NotImplemented
-    source, padded, *_ = node.args
-    is_ours = getattr(source, "target", None) is _conv_dgrad
-    is_inverse = is_ours and list(padded) == [-size for size in pad]
-    return _value_of(source) if is_inverse else NotImplemented
-
-
-def _traced(tensor: Tensor) -> Any:
-    """Returns the node of a tensor in the graph being traced; None if there is none."""
-    from torch.fx.experimental import proxy_tensor
-
-    mode = proxy_tensor.get_proxy_mode()
-    traced = None if mode is None else proxy_tensor.get_proxy_slot(tensor, mode.tracer, None)
-    return None if traced is None else traced.proxy.node
-
-
-def _value_of(node: Any) -> Tensor:
-    """Returns the tensor of a node in the graph being traced."""
-    from torch.fx import Proxy
-    from torch.fx.experimental import proxy_tensor
-
-    mode = proxy_tensor.get_proxy_mode()
-    assert mode is not None
-    with proxy_tensor.disable_proxy_modes_tracing():
-        value = _fake_copy(node.meta["val"])
-    proxy = Proxy(node, mode.tracer)
-    proxy_tensor.track_tensor_tree(value, proxy, constant=None, tracer=mode.tracer)
-    return value
 
 
 class _MarkedConvolution:
@@ -353,7 +198,7 @@ def _register(conv: Any) -> None:
     def leaves_padding(marked: Any) -> bool:
         """Returns whether a marked node leaves a padding to the operators that read it."""
         return (
-            marked.target is _mark_padded
+            marked.target is MARK_PADDED
             and Mark.of(marked) is not None
             and not is_left_to_inductor()
             and all(user.target is aten_convolution for user in marked.users)
@@ -363,12 +208,12 @@ def _register(conv: Any) -> None:
         if leaves_padding(V.graph.current_node):
             return tensor
         pad = lowering.lowerings[torch.ops.aten.constant_pad_nd.default]
-        return pad(tensor, _in_pairs(padding), 0)
+        return pad(tensor, in_pairs(padding), 0)
 
     lowering.lowerings[aten_convolution] = lower_convolution
-    for marker in (_mark_input, _mark_output):
+    for marker in (MARK_INPUT, MARK_OUTPUT):
         lowering.register_lowering(marker, type_promotion_kind=None)(lambda tensor, *_: tensor)
-    lowering.register_lowering(_mark_padded, type_promotion_kind=None)(lower_padding)
+    lowering.register_lowering(MARK_PADDED, type_promotion_kind=None)(lower_padding)
 
     def lay_out(node: Any, *operands: Any) -> tuple[Any, dict[str, Any]]:
         """Puts the arguments of an operator of the backward into the layouts that it needs. Other
@@ -451,11 +296,11 @@ def _register(conv: Any) -> None:
     theirs: Callable[..., Any] = decomposition.decompositions[aten_backward]
 
     def backward(*args: Any, **kwargs: Any) -> Any:
-        found = _backward_of_marked(*args, **kwargs)
+        found = backward_of_marked(*args, **kwargs)
         return theirs(*args, **kwargs) if found is NotImplemented else found
 
     decomposition.decompositions[aten_backward] = backward
-    decomposition.decompositions[torch.ops.aten.constant_pad_nd.default] = _backward_of_padding
+    decomposition.decompositions[torch.ops.aten.constant_pad_nd.default] = backward_of_padding
     decomposition.fast_random_decomps.cache_clear()
 
 

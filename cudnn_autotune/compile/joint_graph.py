@@ -17,7 +17,7 @@ from torch.fx import Graph, Node
 from cudnn_autotune.compile.activations import Decompositions, find_activations
 from cudnn_autotune.compile.gradients import OPERATIONS
 from cudnn_autotune.compile.groups import add_call, is_same_shape, reads_in_place
-from cudnn_autotune.compile.inductor import MARKS, _conv_wgrad
+from cudnn_autotune.compile.marks import MARKS
 from cudnn_autotune.norms.reference import NORM_ACTIVATIONS
 
 _batch_norm_act = torch.ops.cudnn_autotune.batch_norm_act.default
@@ -116,7 +116,7 @@ def copy_slices(graph: Graph) -> None:
                 copies[read] = graph.call_function(_aten.clone.default, (read,))
             copies[read].meta = {**read.meta, "val": read.meta["val"].clone()}
         for reader in list(read.users):
-            if reader is node or reader.target is _conv_wgrad:
+            if reader is node or reader.target is torch.ops.cudnn_autotune.conv_wgrad.default:
                 reader.replace_input_with(read, copies[read])
 
 

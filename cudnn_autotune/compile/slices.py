@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from cudnn_autotune.compile.concatenations import ConvolutionCall, Family
-from cudnn_autotune.compile.inductor import MARKS
+from cudnn_autotune.compile.marks import MARKS
 from cudnn_autotune.engines.problem import strides_of
 
 _aten = torch.ops.aten
