@@ -42,7 +42,7 @@ def padding_forward(cls: type[Any]) -> Forward | None:
     def padding(self: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
         found = NotImplemented
         is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
-        if not is_traced and type(x) is Tensor and _is_served(x):
+        if not is_traced and _may_pad(self, x):
             found = convolve(self, x, *args, **kwargs)
         return forward(self, x, *args, **kwargs) if found is NotImplemented else found
 
@@ -57,6 +57,16 @@ def _calls_pytorchs(cls: type[Any]) -> bool:
         theirs is not None
         and behind.forward is theirs.forward
         and cls._conv_forward is theirs._conv_forward
+    )
+
+
+def _may_pad(layer: Any, x: Any) -> bool:
+    """Returns whether a layer of this package may pad an input itself. Not where a gradient is
+    recorded: it would hold the input, into which the caller may write, and not the padded one."""
+    if type(x) is not Tensor or not _is_served(x):
+        return False
+    return not torch.is_grad_enabled() or not any(
+        one is not None and one.requires_grad for one in (x, layer.weight, layer.bias)
     )
 
 
@@ -133,9 +143,9 @@ def _convolve_pair(pair: Sequence[Any], x: Any) -> Any:
     if len(pair) < 2 or type(pair[0]) not in _PADS or type(pair[1]) not in _CONVOLUTIONS:
         return NotImplemented
     pad, layer = pair
-    if is_seen(pad) or is_seen(layer) or pad.value != 0 or type(x) is not Tensor:
+    if is_seen(pad) or is_seen(layer) or pad.value != 0 or not _may_pad(layer, x):
         return NotImplemented
-    return convolved(layer, x, pad.padding, layer.padding) if _is_served(x) else NotImplemented
+    return convolved(layer, x, pad.padding, layer.padding)
 
 
 _CAUSAL = """

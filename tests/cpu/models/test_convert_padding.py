@@ -95,7 +95,8 @@ def with_base(base: type[nn.Conv3d]) -> type[nn.Conv3d]:
 
 @pytest.fixture
 def paddings() -> Iterator[list[Any]]:
-    """The paddings that layers convolve with, where CPU tensors take the way of a GPU's."""
+    """The paddings that layers convolve with, where CPU tensors take the way of a GPU's, without
+    gradients."""
     seen: list[Any] = []
     general = functional.general
 
@@ -106,6 +107,7 @@ def paddings() -> Iterator[list[Any]]:
     with (
         mock.patch.object(padding, "_is_served", lambda x: x.numel() > 0),
         mock.patch("cudnn_autotune.nn.modules.general", watched),
+        torch.no_grad(),
     ):
         yield seen
 
@@ -132,6 +134,7 @@ def test_a_causal_convolution_pads_itself(
     assert paddings == [expected] * 2
 
 
+@torch.enable_grad()
 @pytest.mark.parametrize("cached", [0, 1, 2])
 def test_its_gradients_are_pytorchs(cached: int, paddings: list[Any]) -> None:
     theirs = causal()
@@ -141,6 +144,36 @@ def test_its_gradients_are_pytorchs(cached: int, paddings: list[Any]) -> None:
     for layer in (ours, theirs):
         given = x.clone().requires_grad_()
         layer(given, cache).square().sum().backward()
+        gradients.append([given.grad, *(one.grad for one in layer.parameters())])
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, **EXACT)
+
+
+@torch.enable_grad()
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: causal(padding=(0, 1, 1)),
+        lambda: nn.Sequential(nn.ZeroPad3d(1), nn.Conv3d(4, 6, 3).double()),
+    ],
+    ids=["causal", "sequence"],
+)
+def test_the_input_may_be_written_before_the_backward(
+    make: Callable[[], nn.Module], frozen: bool, paddings: list[Any]
+) -> None:
+    """PyTorch's gradient holds the padded tensor."""
+    theirs = make()
+    if frozen:
+        theirs.requires_grad_(False)
+    ours = ca.convert(copy.deepcopy(theirs))
+    start, gradients = volume(), []
+    for layer in (ours, theirs):
+        given = start.clone().requires_grad_()
+        x = given * 2
+        y = layer(x)
+        x.zero_()
+        y.square().sum().backward()
         gradients.append([given.grad, *(one.grad for one in layer.parameters())])
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other, **EXACT)
@@ -273,6 +306,7 @@ def test_a_sequence(name: str, paddings: list[Any]) -> None:
     assert paddings == expected
 
 
+@torch.enable_grad()
 @pytest.mark.parametrize("place", [0, 1])
 @pytest.mark.parametrize(
     "register",
