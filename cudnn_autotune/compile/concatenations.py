@@ -213,8 +213,9 @@ def find_families(graph: Graph, *, channels_last: bool) -> list[Family]:
     return sorted(found, key=lambda family: order[family.concatenations[0]])
 
 
-def lay_out_volumes(graph: Graph) -> None:
-    """Puts concatenations of volumes into channels_last if a convolution reads them so.
+def lay_out_volumes(graph: Graph) -> bool:
+    """Puts concatenations of volumes into channels_last if a convolution reads them so, and no
+    output shares their memory. Returns whether there is one.
 
     Inductor writes a concatenation contiguously if a part of it is contiguous in memory, such as
     the last frames of an earlier call, and copies it for the convolution. Here channels are the
@@ -224,9 +225,19 @@ def lay_out_volumes(graph: Graph) -> None:
     Args:
         graph: as of :func:`find_families`.
     """
-    for cat in graph.find_nodes(op="call_function", target=_cat):
-        if cat.meta["val"].dim() == 5 and _is_read_in_channels_last(cat):
-            _lay_out_volume(graph, cat)
+    from torch._inductor.fx_utils import get_node_storage  # slow to import
+
+    returned = {get_node_storage(node) for node in graph.output_node().all_input_nodes}
+    cats = [
+        cat
+        for cat in graph.find_nodes(op="call_function", target=_cat)
+        if cat.meta["val"].dim() == 5
+        and _is_read_in_channels_last(cat)
+        and get_node_storage(cat) not in returned
+    ]
+    for cat in cats:
+        _lay_out_volume(graph, cat)
+    return bool(cats)
 
 
 def _is_read_in_channels_last(cat: Node) -> bool:

@@ -35,6 +35,7 @@ from cudnn_autotune.compile.judges import (
     write_in_place,
 )
 from cudnn_autotune.compile.layouts import favours_channels_last, in_layout
+from cudnn_autotune.compile.output_strides import restore_strides, visible_strides
 from cudnn_autotune.compile.shuffles import order_filters
 from cudnn_autotune.core.fork_safe_lock import IMPORTING
 from cudnn_autotune.core.json_node import did_you_mean
@@ -287,6 +288,7 @@ class FusingCompiler:
         judge = self._judge
         if self.communicates and isinstance(judge, Measured):
             judge = never("it is in a graph that communicates between ranks")
+        strides, has_volumes = visible_strides(graph), False
         foldings = fold(graph.graph, self._weights_in(graph))
         outputs: Any = graph.graph.output_node().args[0]
         saved = () if is_inference else outputs[metadata.num_forward :]
@@ -298,12 +300,15 @@ class FusingCompiler:
         if is_inference:
             order_filters(graph.graph, channels_last=channels_last)
             self.concatenations = write_in_place(graph.graph, judge, channels_last=channels_last)
-            lay_out_volumes(graph.graph)
+            has_volumes = lay_out_volumes(graph.graph)
+        is_changed = any(one.is_in_place for one in self.concatenations)
+        is_changed |= any(group.is_fused for group in self.groups)
+        if is_changed or has_volumes:
+            restore_strides(graph, inputs, strides)
         graph.graph.lint()
         graph.recompile()
         with ExitStack() as stack:
-            is_changed = any(one.is_in_place for one in self.concatenations)
-            if is_changed or any(group.is_fused for group in self.groups):
+            if is_changed:
                 # Inductor would decide again on the layout, by the remaining ATen's convolutions.
                 decision = config.patch(
                     layout_optimization=channels_last, force_layout_optimization=channels_last

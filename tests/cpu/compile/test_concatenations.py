@@ -486,6 +486,43 @@ def test_a_cache_is_written_before_the_next_layer(monkeypatch: pytest.MonkeyPatc
     assert all(0 < codes[0].index(f"{cache} = ") < last for cache in caches)
 
 
+class Causal(Streaming):
+    """Returns the last frames of what is joined: a copy, or a view beside that."""
+
+    def __init__(self, returns: str) -> None:
+        super().__init__(2)
+        self.returns = returns
+
+    def forward(self, x: Tensor, earlier: Tensor) -> tuple[Tensor, ...]:
+        joined = torch.cat([earlier, F.silu(x)], 2)
+        output = F.silu(self.conv(joined))
+        last = joined[:, :, -2:]
+        if self.returns == "view":
+            return output, joined, last
+        return output, last.clone().mT if self.returns == "transposed" else last.clone()
+
+
+@pytest.mark.parametrize(
+    ("returns", "dynamic"),
+    [("copy", False), ("copy", True), ("transposed", False), ("view", False), ("view", True)],
+)
+def test_frames_for_the_next_call_are_like_pytorchs(returns: str, dynamic: bool) -> None:
+    """A copy of the last frames keeps nothing else in memory."""
+    model = Causal(returns).to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
+    x, earlier = torch.randn(1, 16, 4, 5, 4), torch.randn(1, 16, 2, 5, 4)
+    with torch.no_grad():
+        expected = model(x, earlier)
+        run = torch.compile(model, backend="cudnn_autotune", options=OPTIONS, dynamic=dynamic)
+        outputs = run(x, earlier)
+    for found, wanted in zip(outputs, expected, strict=True):
+        assert_close(found, wanted, TOLERANCES[torch.float32])
+        assert found.stride() == wanted.stride()
+        assert found.untyped_storage().nbytes() == wanted.untyped_storage().nbytes()
+    for results in (outputs, expected):
+        places = {result.untyped_storage().data_ptr() for result in results}
+        assert len(places) == 2
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_a_contiguous_model_has_pytorchs_strides(name: str) -> None:
     """Inductor lays its convolutions out in channels_last, and these read and write slices."""
