@@ -41,8 +41,16 @@ def fake_tensors(nodes: Iterable[Node]) -> dict[Node, Tensor]:
 
 def storages(values: Any) -> set[int]:
     """Returns the storages of the tensors among values and among nodes' values."""
-    leaves = tree_leaves(tree_map_only(Node, value_of, values))
+    leaves = map(_unwrapped, tree_leaves(tree_map_only(Node, value_of, values)))
     return {leaf.untyped_storage()._cdata for leaf in leaves if type(leaf) in PLAIN}
+
+
+def _unwrapped(value: Any) -> Any:
+    """Returns the tensor within those of transforms of ``torch.func``, which show no storage."""
+    functorch = torch._C._functorch
+    while isinstance(value, Tensor) and functorch.is_functorch_wrapped_tensor(value):
+        value = functorch.get_unwrapped(value)
+    return value
 
 
 def storages_when_run(graph: GraphModule) -> dict[Node, set[int]]:

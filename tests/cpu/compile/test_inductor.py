@@ -405,3 +405,29 @@ def test_a_mode_that_was_never_asked_for_compiles() -> None:
         "print('cudnn_autotune.sustained.mode' in sys.modules)"
     )
     assert evaluate_forked(code).splitlines() == ["(2, 4, 6, 6)", "False"]
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("writes", [False, True])
+@pytest.mark.parametrize("transform", ["grad", "jvp"])
+def test_pads_within_a_transform(transform: str, writes: bool) -> None:
+    """The tensors of a transform of torch.func show no memory of their own."""
+    conv = nn.Conv2d(4, 6, 3).double()
+
+    def loss(x: Tensor) -> Tensor:
+        y = x * 2
+        padded = nn.functional.pad(y, (0, 1, 1, 2))
+        if writes:
+            y.add_(1)
+        return conv(padded).square().sum() * y.mean()
+
+    def program(x: Tensor) -> Tensor:
+        if transform == "grad":
+            return torch.func.grad(loss)(x)
+        output: Tensor = torch.func.jvp(loss, (x,), (x.cos(),))[1]
+        return output
+
+    options = {"fuse": "always", "compare": False}
+    compiled = torch.compile(program, backend="cudnn_autotune", options=options)
+    x = torch.randn(2, 4, 7, 8, dtype=torch.float64)
+    torch.testing.assert_close(compiled(x), program(x))
