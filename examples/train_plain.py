@@ -46,15 +46,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--channels", type=int, default=64)
-    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--batch", type=int, help="default: 64, and 8 on a CPU")
     parser.add_argument("--size", type=int, default=128)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--checkpoint", type=Path, help="write the trained weights here")
     options = parser.parse_args()
 
     device = options.device
-    images = torch.randn(options.batch, 3, options.size, options.size, device=device)
-    labels = torch.randint(0, 10, (options.batch,), device=device)
+    batch = options.batch or (8 if device == "cpu" else 64)
+    images = torch.randn(batch, 3, options.size, options.size, device=device)
+    labels = torch.randint(0, 10, (batch,), device=device)
 
     model = make(options.channels).to(device)
     with torch.autocast(device, torch.bfloat16):
