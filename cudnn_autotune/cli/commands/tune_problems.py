@@ -227,7 +227,7 @@ def _of_user(module: str, name: str) -> nn.Module | tuple[nn.Module, Any]:
         raise refuse(_MODEL, f"{module}:{name} is neither a model nor a callable that makes one")
     try:
         made = made()
-    except Exception as error:  # the user's own code runs here
+    except (Exception, SystemExit) as error:  # the user's own code runs here
         reason = f"{type(error).__name__}: {error}"
         raise click.ClickException(f"{module}:{name}() fails{_place(error)}: {reason}") from error
     is_pair = isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module)
@@ -249,12 +249,12 @@ def _imported(module: str) -> Any:
         if package in ("torchvision", "timm") and error.name == package:
             hint = f"; install it: pip install {package}"
         raise refuse(_MODEL, f"cannot import {module}{_place(error)}: {error}{hint}") from error
-    except Exception as error:  # the user's own code runs here
+    except (Exception, SystemExit) as error:  # the user's own code runs here
         reason = f"{type(error).__name__}: {error}"
         raise click.ClickException(f"{module} fails to import{_place(error)}: {reason}") from error
 
 
-def _place(error: Exception) -> str:
+def _place(error: BaseException) -> str:
     """Returns the last line of the user's code before an error, in brackets; empty without one."""
     frames = [
         frame

@@ -76,6 +76,10 @@ def fails():
     raise KeyError("no such size")
 
 
+def leaves():
+    raise SystemExit(3)
+
+
 def text():
     return "not a model"
 """
@@ -183,6 +187,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "my_nets.py").write_text(MODEL)
+    (tmp_path / "my_script.py").write_text("raise SystemExit(2)\n")
     yield tmp_path
     sys.modules.pop("my_nets", None)
 
@@ -367,6 +372,8 @@ def test_a_package_that_is_missing_is_to_be_installed(
         ("my_nets:number", 2, "neither a model nor a callable"),
         ("my_nets:text", 2, "must return a torch.nn.Module or (model, inputs), got str"),
         ("my_nets:fails", 1, "my_nets:fails() fails (my_nets.py, line "),
+        ("my_nets:leaves", 1, "my_nets:leaves() fails (my_nets.py, line "),
+        ("my_script:x", 1, "my_script fails to import (my_script.py, line 1): SystemExit: 2"),
         ("my_nets:Net", 1, "my_nets:Net with --input 4,5,12,12: RuntimeError"),
     ],
 )
