@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 from cudnn_autotune.core.extension import _C, extension_available
-from cudnn_autotune.engines.problem import DTYPES, same_padding, split_sides
+from cudnn_autotune.engines.problem import DTYPES, in_pairs, same_padding, split_sides
 from cudnn_autotune.sampling.strategy import SamplingMode
 from cudnn_autotune.tuning.settings import check_policy
 
@@ -299,8 +299,7 @@ def _with_pytorchs_padding(name: str, arguments: tuple[Any, ...]) -> tuple[Any, 
     input, weight, bias, stride, padding, *others = arguments
     padding, extra = _split(name, padding)
     if extra:
-        n = len(extra) // 2
-        input = F.pad(input, [size for d in reversed(range(n)) for size in extra[d::n]])
+        input = F.pad(input, in_pairs(extra))
     return (input, weight, bias, stride, padding, *others)
 
 

@@ -213,9 +213,9 @@ def find_families(graph: Graph, *, channels_last: bool) -> list[Family]:
     return sorted(found, key=lambda family: order[family.concatenations[0]])
 
 
-def lay_out_volumes(graph: Graph) -> bool:
+def lay_out_volumes(graph: Graph) -> None:
     """Puts concatenations of volumes into channels_last if a convolution reads them so, and no
-    output shares their memory. Returns whether there is one.
+    output shares their memory.
 
     Inductor writes a concatenation contiguously if a part of it is contiguous in memory, such as
     the last frames of an earlier call, and copies it for the convolution. Here channels are the
@@ -237,7 +237,6 @@ def lay_out_volumes(graph: Graph) -> bool:
     ]
     for cat in cats:
         _lay_out_volume(graph, cat)
-    return bool(cats)
 
 
 def _is_read_in_channels_last(cat: Node) -> bool:

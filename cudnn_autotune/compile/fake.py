@@ -16,6 +16,7 @@ from cudnn_autotune.engines.conv_layout import (
     is_image_of_height_1,
     is_wgrad_of_height_1,
 )
+from cudnn_autotune.engines.problem import in_pairs, split_sides
 
 Ints = Sequence[int]
 
@@ -56,10 +57,8 @@ def _(
     pads = len(padding) > n
     padded, both = input, padding
     if pads:
-        sides = list(zip(padding[:n], padding[n:], strict=True))
-        both = [min(side) for side in sides]
-        rest = [side - both[d] for d in reversed(range(n)) for side in sides[d]]
-        padded = F.pad(input, rest)
+        both, rest = split_sides(padding)
+        padded = F.pad(input, in_pairs(rest))
     # PyTorch's operator refuses unfit arguments.
     output = torch.ops.aten.convolution(
         padded, weight, bias, stride, both, dilation, False, [0] * n, groups

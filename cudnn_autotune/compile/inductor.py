@@ -33,7 +33,6 @@ from cudnn_autotune.compile.marks import (
     Mark,
     backward_of_marked,
     backward_of_padding,
-    in_pairs,
 )
 from cudnn_autotune.compile.weights.operators import fold_weights
 from cudnn_autotune.core.after_import import after_import
@@ -44,6 +43,7 @@ from cudnn_autotune.engines.conv_layout import (
     is_image_of_height_1,
     is_wgrad_of_height_1,
 )
+from cudnn_autotune.engines.problem import in_pairs
 from cudnn_autotune.norms import operators as operators  # it defines the norms' operators
 
 _log = logging.getLogger(__name__)

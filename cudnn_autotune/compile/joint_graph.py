@@ -22,6 +22,7 @@ from cudnn_autotune.norms.reference import NORM_ACTIVATIONS
 
 _batch_norm_act = torch.ops.cudnn_autotune.batch_norm_act.default
 _backward = torch.ops.cudnn_autotune.batch_norm_act_backward.default
+_conv_wgrad = torch.ops.cudnn_autotune.conv_wgrad.default
 _aten = torch.ops.aten
 _convert = torch.ops.prims.convert_element_type.default
 # Elements of an output gradient from which the sum for a bias is worth a kernel of its own.
@@ -116,7 +117,7 @@ def copy_slices(graph: Graph) -> None:
                 copies[read] = graph.call_function(_aten.clone.default, (read,))
             copies[read].meta = {**read.meta, "val": read.meta["val"].clone()}
         for reader in list(read.users):
-            if reader is node or reader.target is torch.ops.cudnn_autotune.conv_wgrad.default:
+            if reader is node or reader.target is _conv_wgrad:
                 reader.replace_input_with(read, copies[read])
 
 

@@ -35,6 +35,7 @@ from cudnn_autotune.engines.conv_layout import (
     is_image_of_height_1,
     laid_out,
 )
+from cudnn_autotune.engines.problem import in_pairs
 
 _library = torch.library.Library("cudnn_autotune", "FRAGMENT")
 MARK_INPUT = torch.ops.cudnn_autotune.mark_input.default
@@ -60,13 +61,6 @@ for _name in ("mark_input", "mark_output"):
 @torch.library.register_fake("cudnn_autotune::mark_padded", lib=_library)
 def _(input: Tensor, padding: Sequence[int], *policy: object) -> Tensor:
     return torch.constant_pad_nd(input, in_pairs(padding))
-
-
-def in_pairs(padding: Sequence[int]) -> list[int]:
-    """Returns a padding before all dimensions, then after all, in the order of
-    ``constant_pad_nd``."""
-    n = len(padding) // 2
-    return [size for d in reversed(range(n)) for size in padding[d::n]]
 
 
 class Mark(NamedTuple):

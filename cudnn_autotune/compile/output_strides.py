@@ -1,9 +1,9 @@
 """Strides of a graph's outputs, which rewrites of the graph do not change.
 
-Inductor reads them off the values of the graph of ATen operators: that of torch 2.11 after this
-package's rewrites, later ones before these. An output would be in the layout of a rewrite. In
-channels_last the last frames of one volume are dense, and Inductor takes a copy of them for the
-same tensor: such an output would keep the whole volume in memory.
+Inductor reads them from the values of the graph of ATen operators. In torch 2.11 it does so after
+this package's rewrites, in torch 2.14 before them. With torch 2.11 an output would be in the layout
+of a rewrite. In channels_last the last frames of one volume are dense, and Inductor takes a copy of
+them for the same tensor: such an output would keep the whole volume in memory.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ def restore_strides(
     graph: GraphModule, inputs: Sequence[Any], strides: Mapping[int, Strides]
 ) -> None:
     """Copies outputs into their earlier strides, directly behind the nodes that compute them.
-    Outputs that share memory stay as they are, and those in unknown strides that are not
-    contiguous.
+
+    An output that shares memory with another one stays as it is. So does one of symbolic sizes,
+    unless its earlier strides are contiguous.
 
     Args:
         graph: the values of its nodes are computed anew.
@@ -65,8 +66,8 @@ def restore_strides(
 
 
 def _copy(node: Node, strides: Strides) -> Node:
-    """Adds a copy of a node's value in these strides to its graph; returns the node itself if some
-    are unknown, and they are not contiguous."""
+    """Adds a copy of a node's value in these strides to its graph, and returns it. For strides or
+    sizes that are symbolic, and not contiguous, it returns the node itself."""
     value, graph = node.meta["val"], node.graph
     if is_same_shape(strides, strides_of(value.shape, channels_last=False)):
         return add_call(graph, _aten.clone.default, node, memory_format=torch.contiguous_format)

@@ -288,7 +288,7 @@ class FusingCompiler:
         judge = self._judge
         if self.communicates and isinstance(judge, Measured):
             judge = never("it is in a graph that communicates between ranks")
-        strides, has_volumes = visible_strides(graph), False
+        strides = visible_strides(graph)
         foldings = fold(graph.graph, self._weights_in(graph))
         outputs: Any = graph.graph.output_node().args[0]
         saved = () if is_inference else outputs[metadata.num_forward :]
@@ -300,15 +300,13 @@ class FusingCompiler:
         if is_inference:
             order_filters(graph.graph, channels_last=channels_last)
             self.concatenations = write_in_place(graph.graph, judge, channels_last=channels_last)
-            has_volumes = lay_out_volumes(graph.graph)
-        is_changed = any(one.is_in_place for one in self.concatenations)
-        is_changed |= any(group.is_fused for group in self.groups)
-        if is_changed or has_volumes:
-            restore_strides(graph, inputs, strides)
+            lay_out_volumes(graph.graph)
+        restore_strides(graph, inputs, strides)
         graph.graph.lint()
         graph.recompile()
         with ExitStack() as stack:
-            if is_changed:
+            is_changed = any(one.is_in_place for one in self.concatenations)
+            if is_changed or any(group.is_fused for group in self.groups):
                 # Inductor would decide again on the layout, by the remaining ATen's convolutions.
                 decision = config.patch(
                     layout_optimization=channels_last, force_layout_optimization=channels_last

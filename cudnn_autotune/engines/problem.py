@@ -418,6 +418,13 @@ def split_sides(sides: Sequence[int]) -> tuple[list[int], list[int]]:
     return both, [side - least for side, least in zip(sides, both * 2, strict=True)]
 
 
+def in_pairs(sides: Sequence[int]) -> list[int]:
+    """Returns the elements that are added before each dimension, then after each, in the order of
+    :func:`torch.nn.functional.pad`: both sides of the last dimension come first."""
+    n = len(sides) // 2
+    return [size for d in reversed(range(n)) for size in sides[d::n]]
+
+
 def _padding(
     padding: Ints | str,
     n: int,

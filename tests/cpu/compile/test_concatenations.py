@@ -462,7 +462,7 @@ def test_frames_of_an_earlier_call_are_joined_in_the_layout_of_a_convolution(
 def test_a_cache_is_written_before_the_next_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a decoder holds what all of its layers' caches are parts of, to its end."""
     monkeypatch.setattr(programs, "favours_channels_last", lambda _: True)
-    # Of images: torch 2.11 takes volumes on a CPU for contiguous.
+    # The layers convolve images, because torch 2.11 takes volumes on a CPU for contiguous.
     layers = nn.ModuleList(Streaming(2, nn.Conv2d) for _ in range(3))
 
     def decode(x: Tensor, *earlier: Tensor) -> tuple[Tensor, ...]:
@@ -487,7 +487,8 @@ def test_a_cache_is_written_before_the_next_layer(monkeypatch: pytest.MonkeyPatc
 
 
 class Causal(Streaming):
-    """Returns the last frames of what is joined: a copy, or a view beside that."""
+    """A layer that also returns the last frames of what it joins: a copy, or a view beside the
+    whole."""
 
     def __init__(self, returns: str) -> None:
         super().__init__(2)
