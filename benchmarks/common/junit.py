@@ -13,7 +13,9 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
-_ENDING_S = 20  # of an interrupted pytest, which writes its report
+import pytest
+
+_ENDING_S = 60  # of an interrupted pytest, which writes its report
 OUTCOMES = ("passed", "failed", "error", "skipped", "xfailed")
 
 
@@ -63,7 +65,7 @@ def run(
 
 
 def _status(command: Sequence[str], time_limit: float | None, **more: Any) -> int:
-    """Runs a command, interrupts it at the limit, and returns its exit status."""
+    """Runs pytest, and returns its exit status. It is interrupted at the limit."""
 
     def listen() -> None:  # a shell's background processes are deaf to it
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -74,10 +76,10 @@ def _status(command: Sequence[str], time_limit: float | None, **more: Any) -> in
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGINT)
         try:
-            return process.wait(_ENDING_S)
-        except subprocess.TimeoutExpired:
+            process.wait(_ENDING_S)
+        except subprocess.TimeoutExpired:  # its workers have not ended
             process.kill()
-            return process.wait()
+    return pytest.ExitCode.INTERRUPTED
 
 
 def read(path: Path) -> Iterator[Test]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,11 +27,17 @@ def test_long(): time.sleep(300)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_time_limit(workers: int, tmp_path: Path) -> None:
     (tmp_path / "test_some.py").write_text(TESTS)
-    options = argparse.Namespace(log=tmp_path / "log", workers=workers, time_limit=20.0)
+    options = argparse.Namespace(log=tmp_path / "log", workers=workers, time_limit=40.0)
     code, tests = junit.run(["test_some.py"], options, cwd=tmp_path)
     assert code == pytest.ExitCode.INTERRUPTED
     ended = {test.name: test.outcome for test in tests if test.name != "test_long"}
     assert ended == {"test_right": "passed", "test_wrong": "failed", "test_left_out": "skipped"}
+
+
+def test_an_interrupted_pytest_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(junit, "_ENDING_S", 1.0)
+    deaf = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(300)"
+    assert junit._status([sys.executable, "-c", deaf], 5.0) == pytest.ExitCode.INTERRUPTED
 
 
 def test_without_a_limit(tmp_path: Path) -> None:
