@@ -75,7 +75,7 @@ def _fault(place: Path, here: Environment | None) -> str:
         if not names_file(place):
             suffixes = (SUFFIX, VERDICTS_SUFFIX)
             files = [place / name for name in sorted(os.listdir(place)) if name.endswith(suffixes)]
-        faults = [_fault_of_file(file, here) for file in files]
+        faults = [_fault_of_file(file, place, here) for file in files]
     except OSError as error:
         return f"cannot be read ({error.strerror or error})"
     if not faults:
@@ -83,13 +83,14 @@ def _fault(place: Path, here: Environment | None) -> str:
     return "" if "" in faults else "; ".join([*dict.fromkeys(faults)][:_MOST_NAMED])
 
 
-def _fault_of_file(file: Path, here: Environment | None) -> str:
+def _fault_of_file(file: Path, place: Path, here: Environment | None) -> str:
     with disk_file.opened(file) as opened:
         head = b"" if opened is None else opened.readline(_MOST_HEADER_BYTES)
     content = file_format.decode(head)
     own = content.environment
     if own is None:
-        return f"cannot be read ({content.why})"
+        which = "" if file == place else f"holds {file.name}, which "
+        return f"{which}cannot be read ({content.why})"
     if here is None:
         number = _C.cudnn_runtime_version()
         cudnn = f"{number // 10000}.{number // 100 % 100}.{number % 100}"

@@ -258,7 +258,8 @@ def test_without_cuda_being_initialised_cudnn_is_compared(
 def test_a_file_that_is_no_store(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "store.json"
     path.write_bytes(content)
-    assert "cannot be read" in refusal(path)
+    assert f"{path} cannot be read" in refusal(path)
+    assert f"{tmp_path} holds store.json, which cannot be read" in refusal(tmp_path)
     assert path.read_bytes() == content
 
 
