@@ -28,22 +28,28 @@ from torch.utils._pytree import tree_leaves
 from cudnn_autotune.store.file_store import Store
 
 PAGE = "docs/how-to/recipes.md"
-# Module that a recipe imports -> its name for pip, by recipe.
+# Module that a recipe imports -> what pip is asked for, by recipe. Without a least version pip may
+# go back to one that has not what the recipe imports.
+TRANSFORMERS = {"transformers": "transformers>=4.50"}
+ACCELERATE = {"accelerate": "accelerate>=1.1"}
 PACKAGES = {
-    "timm": {"timm": "timm"},
+    "timm": {"timm": "timm>=1.0"},
     "torchvision detection": {"torchvision": "torchvision"},
-    "Ultralytics": {"ultralytics": "ultralytics"},
-    "diffusers": {"diffusers": "diffusers"},
-    "transformers (audio)": {"transformers": "transformers"},
-    "MONAI": {"monai": "monai"},
-    "segmentation_models_pytorch": {"segmentation_models_pytorch": "segmentation-models-pytorch"},
-    "Lightning": {"lightning": "lightning"},
-    "Accelerate": {"accelerate": "accelerate"},
-    "Hugging Face Trainer": {"transformers": "transformers", "accelerate": "accelerate"},
+    "Ultralytics": {"ultralytics": "ultralytics>=8.3"},
+    "diffusers": {"diffusers": "diffusers>=0.32"},
+    "transformers (audio)": TRANSFORMERS,
+    "MONAI": {"monai": "monai>=1.4"},
+    "segmentation_models_pytorch": {
+        "segmentation_models_pytorch": "segmentation-models-pytorch>=0.4"
+    },
+    "Lightning": {"lightning": "lightning>=2.4"},
+    "Accelerate": ACCELERATE,
+    "Hugging Face Trainer": TRANSFORMERS | ACCELERATE,
     "DDP": {},
     "FSDP2": {},
 }
 NOTEBOOK = {"nbclient": "nbclient", "ipykernel": "ipykernel", "ipywidgets": "ipywidgets"}
+LONGEST_INSTALL_S = 240.0  # pip may try a hundred versions of a package, for an hour
 RANKS = {"DDP": 2, "FSDP2": 2}
 RECIPES = {snippet.heading: snippet for snippet in snippets(PAGE) if snippet.language == "python"}
 
@@ -74,7 +80,12 @@ def install(packages: Iterable[str], folder: Path) -> str:
 
     def pip(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = (sys.executable, "-m", "pip", "install", "--quiet", *arguments)
-        return subprocess.run(command, capture_output=True, text=True, check=False)
+        pipes = {"capture_output": True, "text": True, "check": False}
+        try:
+            return subprocess.run(command, timeout=LONGEST_INSTALL_S, **pipes)
+        except subprocess.TimeoutExpired:
+            error = f"ERROR: it has not ended after {LONGEST_INSTALL_S:.0f} s"
+            return subprocess.CompletedProcess(command, 1, "", error)
 
     folder.mkdir()
     here, plan = folder.with_suffix(".txt"), folder.with_suffix(".json")
