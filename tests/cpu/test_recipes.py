@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -28,10 +29,10 @@ from torch.utils._pytree import tree_leaves
 from cudnn_autotune.store.file_store import Store
 
 PAGE = "docs/how-to/recipes.md"
-# Module that a recipe imports -> what pip is asked for, by recipe. Without a least version pip may
-# go back to one that has not what the recipe imports.
 TRANSFORMERS = {"transformers": "transformers>=4.50"}
 ACCELERATE = {"accelerate": "accelerate>=1.1"}
+# Module that a recipe imports -> its requirement for pip, by recipe. Without a least version pip
+# may choose a release that lacks what the recipe imports.
 PACKAGES = {
     "timm": {"timm": "timm>=1.0"},
     "torchvision detection": {"torchvision": "torchvision"},
@@ -49,7 +50,7 @@ PACKAGES = {
     "FSDP2": {},
 }
 NOTEBOOK = {"nbclient": "nbclient", "ipykernel": "ipykernel", "ipywidgets": "ipywidgets"}
-LONGEST_INSTALL_S = 240.0  # pip may try a hundred versions of a package, for an hour
+INSTALL_TIMEOUT_S = 240.0  # pip may try a hundred releases of a package, for an hour
 RANKS = {"DDP": 2, "FSDP2": 2}
 RECIPES = {snippet.heading: snippet for snippet in snippets(PAGE) if snippet.language == "python"}
 
@@ -80,11 +81,12 @@ def install(packages: Iterable[str], folder: Path) -> str:
 
     def pip(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = (sys.executable, "-m", "pip", "install", "--quiet", *arguments)
-        pipes = {"capture_output": True, "text": True, "check": False}
         try:
-            return subprocess.run(command, timeout=LONGEST_INSTALL_S, **pipes)
+            return subprocess.run(
+                command, capture_output=True, text=True, check=False, timeout=INSTALL_TIMEOUT_S
+            )
         except subprocess.TimeoutExpired:
-            error = f"ERROR: it has not ended after {LONGEST_INSTALL_S:.0f} s"
+            error = f"ERROR: pip has not ended after {INSTALL_TIMEOUT_S:.0f} s"
             return subprocess.CompletedProcess(command, 1, "", error)
 
     folder.mkdir()
@@ -100,8 +102,12 @@ def install(packages: Iterable[str], folder: Path) -> str:
         pinned = [f"{one['name']}=={one['version']}" for one in new]
         # Most of their files are never imported.
         done = pip("--no-deps", "--no-compile", "--target", str(folder), *pinned)
+    if not done.returncode:
+        return ""
+    shutil.rmtree(folder)  # a pip that was ended may have left a part of the packages
+    folder.mkdir()
     errors = [line for line in done.stderr.splitlines() if "ERROR" in line]
-    return (errors or ["no error is named"])[-1] if done.returncode else ""
+    return (errors or ["no error is named"])[-1]
 
 
 @pytest.fixture(scope="session")

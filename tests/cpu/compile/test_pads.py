@@ -22,7 +22,10 @@ from cudnn_autotune.compile.graph_copies import with_our_convolutions
 pytestmark = pytest.mark.usefixtures("on_cpu")
 
 OPTIONS = {
-    **{"fuse": "always", "norms": "never", "compare": False, "cpp.weight_prepack": False},
+    "fuse": "always",
+    "norms": "never",
+    "compare": False,
+    "cpp.weight_prepack": False,
     "cpp.simdlen": 1,  # the code that torch 2.11 generates for vectors of float64 does not compile
 }
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
