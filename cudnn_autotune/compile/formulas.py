@@ -174,35 +174,26 @@ def interpolate(
     """
     from torch.fx.experimental.symbolic_shapes import guard_or_false  # slow to import
 
-    given = (size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
-    factors = nearest_factors(input.shape[2:], *given)
+    is_nearest = mode in ("nearest", "nearest-exact") and input.dim() in (3, 4, 5)
+    is_plain = align_corners is None and not antialias
+    factors = _factors(input.shape[2:], size, scale_factor) if is_nearest and is_plain else []
+    is_plain &= size is None or not recompute_scale_factor
     # A size that depends on data may be 0.
-    if any(factor > 1 for factor in factors) and guard_or_false(input.numel() > 0):
+    if is_plain and any(factor > 1 for factor in factors) and guard_or_false(input.numel() > 0):
         memory_format = torch._prims_common.suggest_memory_format(input)
         for dim, factor in enumerate(factors, 2):
             if factor > 1:
                 repeated = (*input.shape[: dim + 1], factor, *input.shape[dim + 1 :])
                 input = input.unsqueeze(dim + 1).expand(repeated).flatten(dim, dim + 1)
         return input.contiguous(memory_format=memory_format)
-    return F.interpolate(input, *given)
+    return F.interpolate(
+        *(input, size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
+    )
 
 
-def nearest_factors(
-    lengths: Sequence[Any],
-    size: Any = None,
-    scale_factor: Any = None,
-    mode: str = "nearest",
-    align_corners: bool | None = None,
-    recompute_scale_factor: bool | None = None,
-    antialias: bool = False,
-) -> list[int]:
-    """Returns the factor by which each length grows in :func:`torch.nn.functional.interpolate`, of
-    the exact ones; none if another one does, the neighbours are not the nearest, or PyTorch would
-    refuse it."""
-    is_plain = align_corners is None and not antialias and len(lengths) in (1, 2, 3)
-    is_plain &= size is None or not recompute_scale_factor
-    if mode not in ("nearest", "nearest-exact") or not is_plain:
-        return []
+def _factors(lengths: Sequence[Any], size: Any, scale_factor: Any) -> list[int]:
+    """Returns the factor by which each length grows, of the exact ones; none if another one does,
+    or PyTorch would refuse it."""
     given = scale_factor if size is None else size
     each = list(given) if isinstance(given, Sequence) else [given] * len(lengths)
     known = int | float if size is None else int

@@ -1,4 +1,4 @@
-"""The kernels that Inductor generates, for a GPU that is not there.
+"""The kernels that Inductor generates for a backward, on a GPU that is not there.
 
 The tests look at what a kernel sums and reads, and not at its text.
 """
@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from support.compile.lowered import H200, Launch, Sum, backward_launches, forward_launches
+from support.compile.lowered import H200, Launch, Sum, backward_launches
 from torch import Tensor, nn
 
-from cudnn_autotune.compile import joint_graph, programs
+from cudnn_autotune.compile import joint_graph
 
 pytest.importorskip(
     "triton", reason="Inductor generates Triton code, for which torch has no Triton"
@@ -94,27 +94,3 @@ def test_each_rewrite_is_needed(
     monkeypatch.setattr(joint_graph, rewrite, lambda _: None)
     launches = backward_launches(*MODELS[model]())
     assert not property(launches)
-
-
-CONVOLUTION = "torch.ops.cudnn_autotune.conv_fused.default"
-LARGE_IMAGE = 512 * 192 * 160
-"""The number of elements of the image in the middle."""
-
-
-def upsampled() -> list[Launch]:
-    """The launches of an upsampling block, whose large image has the most elements."""
-    layers = [nn.Upsample(scale_factor=2.0), nn.Conv2d(512, 128, 3, padding=1), nn.SiLU()]
-    model = nn.Sequential(*layers, nn.Conv2d(128, 32, 1)).bfloat16()
-    images = torch.empty(1, 512, 96, 80, dtype=torch.bfloat16)
-    return forward_launches(model, images.to(memory_format=torch.channels_last))
-
-
-def test_an_upsampled_image_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The filters of the small image and its pixels' shuffle with the activation are the only
-    kernels beside the convolutions."""
-    launches = upsampled()
-    operators = [one.operator for one in launches if "conv" in (one.operator or "")]
-    assert operators == [CONVOLUTION] * 2
-    assert max(one.elements for one in launches) < LARGE_IMAGE
-    monkeypatch.setattr(programs, "convolve_before_upsampling", lambda _: None)
-    assert max(one.elements for one in upsampled()) == LARGE_IMAGE
