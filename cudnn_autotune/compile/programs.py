@@ -37,6 +37,7 @@ from cudnn_autotune.compile.judges import (
 from cudnn_autotune.compile.layouts import favours_channels_last, in_layout
 from cudnn_autotune.compile.output_strides import restore_strides, visible_strides
 from cudnn_autotune.compile.shuffles import order_filters
+from cudnn_autotune.compile.upsampling import convolve_before_upsampling
 from cudnn_autotune.core.fork_safe_lock import IMPORTING
 from cudnn_autotune.core.json_node import did_you_mean
 from cudnn_autotune.core.versions import version
@@ -206,6 +207,7 @@ def _compile_fused(
         if len(graph.graph.output_node().all_input_nodes) > 1:
             # Each output would be computed at the end, and what it is made of be held until then.
             patches.setdefault("reorder_for_locality", False)
+    convolve_before_upsampling(ours)
     if memory_format != "contiguous":
         use_formulas(ours)
     weights = weights_of(graph, inputs)
