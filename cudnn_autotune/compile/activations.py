@@ -24,6 +24,8 @@ Decompositions = Mapping[Any, Callable[..., Any]]
 
 _aten = torch.ops.aten
 
+SILU = _aten.silu.default
+"""Operator of a SiLU, which Inductor decomposes, in a graph that is decomposed already."""
 # A number for the parameter in traces, which no model has by chance.
 _PARAMETER = 0.6180339887498949
 _PRELU = Activation("prelu")
@@ -102,6 +104,33 @@ def find_activations(graph: Graph, decompositions: Decompositions) -> dict[Node,
     for several in found.values():
         several.sort(key=lambda one: len(one.nodes), reverse=True)
     return found
+
+
+def call_silus(graph: Graph, decompositions: Decompositions) -> None:
+    """Makes each SiLU of a graph one call, which Inductor computes wherever its output is read.
+
+    Inductor writes what two operators read into memory if it reads many tensors, here the argument,
+    in float32. A kernel of another shape, as that of a concatenation, reads it there.
+
+    Args:
+        graph, decompositions: as of :func:`find_activations`.
+    """
+    found = find_activations(graph, decompositions)
+    silus = [
+        (x, one) for x, matches in found.items() for one in matches if one.activation == "silu"
+    ]
+    replaced: set[Node] = set()
+    # In a half type the operators in between are a SiLU in float32.
+    for argument, match in sorted(silus, key=lambda silu: -len(silu[1].nodes)):
+        if not replaced.isdisjoint(match.nodes):
+            continue
+        replaced |= match.nodes
+        with graph.inserting_before(match.output):
+            call = graph.call_function(SILU, (argument,))
+        call.meta = dict(match.output.meta)
+        match.output.replace_all_uses_with(call)
+        for node in sorted(match.nodes, reverse=True):
+            graph.erase_node(node)
 
 
 class _Pattern(NamedTuple):

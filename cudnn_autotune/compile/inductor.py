@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph
 
+from cudnn_autotune.compile.activations import SILU
 from cudnn_autotune.compile.marks import (
     MARK_INPUT,
     MARK_OUTPUT,
@@ -118,7 +119,7 @@ def _register(conv: Any) -> None:
     """Registers lowerings and decomposition; ``conv`` is ``torch._inductor.kernel.conv``."""
     from sympy import Ne
     from torch._inductor import config, decomposition, ir, lowering, select_algorithm
-    from torch._inductor.virtualized import V
+    from torch._inductor.virtualized import V, ops
 
     aten_convolution = torch.ops.aten.convolution.default
     lower_aten: Callable[..., Any] = lowering.lowerings[aten_convolution]
@@ -210,10 +211,22 @@ def _register(conv: Any) -> None:
         pad = lowering.lowerings[torch.ops.aten.constant_pad_nd.default]
         return pad(tensor, in_pairs(padding), 0)
 
+    def lower_silu(x: Any) -> Any:
+        dtype = x.get_dtype()
+        wide = torch.promote_types(dtype, torch.float32)
+
+        def silu(value: Any) -> Any:
+            value = ops.to_dtype(value, wide)
+            divisor = ops.add(ops.constant(1.0, wide), ops.exp(ops.neg(value)))
+            return ops.to_dtype(ops.truediv(value, divisor), dtype)
+
+        return lowering.make_pointwise(silu)(x)
+
     lowering.lowerings[aten_convolution] = lower_convolution
     for marker in (MARK_INPUT, MARK_OUTPUT):
         lowering.register_lowering(marker, type_promotion_kind=None)(lambda tensor, *_: tensor)
     lowering.register_lowering(MARK_PADDED, type_promotion_kind=None)(lower_padding)
+    lowering.register_lowering(SILU, type_promotion_kind=None)(lower_silu)
 
     def lay_out(node: Any, *operands: Any) -> tuple[Any, dict[str, Any]]:
         """Puts the arguments of an operator of the backward into the layouts that it needs. Other

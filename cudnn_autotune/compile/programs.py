@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
+from cudnn_autotune.compile.activations import call_silus
 from cudnn_autotune.compile.communication import communicates
 from cudnn_autotune.compile.concatenations import ConcatenationReport, lay_out_volumes
 from cudnn_autotune.compile.each_image import convolve_each_image
@@ -303,6 +304,7 @@ class FusingCompiler:
             order_filters(graph.graph, channels_last=channels_last)
             self.concatenations = write_in_place(graph.graph, judge, channels_last=channels_last)
             lay_out_volumes(graph.graph)
+            call_silus(graph.graph, select_decomp_table())
         restore_strides(graph, inputs, strides)
         graph.graph.lint()
         graph.recompile()

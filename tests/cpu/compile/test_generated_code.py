@@ -1,4 +1,4 @@
-"""The kernels that Inductor generates for a backward, on a GPU that is not there.
+"""The kernels that Inductor generates, for a GPU that is not there.
 
 The tests look at what a kernel sums and reads, and not at its text.
 """
@@ -9,10 +9,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from support.compile.lowered import H200, Launch, Sum, backward_launches
+import torch.nn.functional as F
+from support.compile.lowered import H200, Launch, Sum, backward_launches, forward_launches
 from torch import Tensor, nn
 
-from cudnn_autotune.compile import joint_graph
+from cudnn_autotune.compile import joint_graph, programs
 
 pytest.importorskip(
     "triton", reason="Inductor generates Triton code, for which torch has no Triton"
@@ -94,3 +95,50 @@ def test_each_rewrite_is_needed(
     monkeypatch.setattr(joint_graph, rewrite, lambda _: None)
     launches = backward_launches(*MODELS[model]())
     assert not property(launches)
+
+
+class ConditionedNorm(nn.Module):
+    """A norm of CogVideoX's decoder, and its causal convolution with the last frames."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.conv = nn.GroupNorm(32, 128), nn.Conv3d(128, 64, 3, padding=(0, 1, 1))
+        self.scale, self.shift = nn.Conv3d(16, 128, 1), nn.Conv3d(16, 128, 1)
+
+    def forward(self, x: Tensor, latents: Tensor, cache: Tensor) -> Tensor:
+        large = F.interpolate(latents, size=x.shape[2:])
+        y = F.silu(self.norm(x) * self.scale(large) + self.shift(large))
+        output: Tensor = self.conv(torch.cat([cache, y], dim=2))
+        return output
+
+
+SIZES = [(1, 128, 8, 64, 80), (1, 16, 2, 8, 10), (1, 128, 2, 64, 80)]
+"""Sizes of the input, the latents and the cache."""
+
+
+def decoder_launches() -> tuple[list[Launch], list[Launch]]:
+    """Returns the kernels of a decoder's norm that write an image of its size or a larger one, and
+    the operators that do."""
+    last = torch.channels_last_3d
+    inputs = [torch.empty(size, dtype=torch.bfloat16).to(memory_format=last) for size in SIZES]
+    launches = forward_launches(ConditionedNorm().bfloat16(), *inputs)
+    large = [one for one in launches if one.written_bytes >= inputs[0].nbytes]
+    return [one for one in large if not one.operator], [one for one in large if one.operator]
+
+
+def test_one_kernel_of_a_decoder_s_norm_writes_a_large_image() -> None:
+    """The convolution's input, with the frames of the cache."""
+    kernels, operators = decoder_launches()
+    assert len(kernels) == 1
+    assert not operators
+
+
+@pytest.mark.parametrize(
+    ("rewrite", "counts"), [("call_silus", (2, 0)), ("convolve_before_upsampling", (2, 2))]
+)
+def test_each_rewrite_of_a_decoder_is_needed(
+    rewrite: str, counts: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(programs, rewrite, lambda *_: None)
+    kernels, operators = decoder_launches()
+    assert (len(kernels), len(operators)) == counts

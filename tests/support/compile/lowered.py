@@ -1,6 +1,6 @@
-"""The kernels that Inductor would launch in a training step on an H200 that is not there.
+"""The kernels that Inductor would launch on an H200 that is not there.
 
-The step is traced on the CPU. Inductor then gets its graphs on fake CUDA tensors, and generates
+The model is traced on the CPU. Inductor then gets its graphs on fake CUDA tensors, and generates
 code that is never loaded.
 """
 
@@ -68,24 +68,39 @@ class Launch:
     reads: frozenset[str]
     """Names of buffers."""
     writes: frozenset[str]
+    written_bytes: int
+    """Bytes of its outputs."""
     sums: Sequence[Sum]
+
+
+def forward_launches(model: nn.Module, *inputs: Tensor) -> list[Launch]:
+    """Returns the launches of an inference, whose convolutions are this package's. Nothing is
+    run."""
+    with torch.no_grad():
+        return _launches(model, inputs, is_backward=False, fuse="always", norms="never")
 
 
 def backward_launches(model: nn.Module, *inputs: Tensor) -> list[Launch]:
     """Returns the launches of a training step's backward, in channels_last with this package's
     norms. Nothing is run."""
+    return _launches(model, inputs, is_backward=True, norms="always")
+
+
+def _launches(
+    model: nn.Module, inputs: Sequence[Tensor], is_backward: bool, **options: Any
+) -> list[Launch]:
     from torch._functorch import config as functorch_config
     from torch._inductor import compile_fx
 
     compile_inner = compile_fx.compile_fx_inner
 
     def lower(graph: GraphModule, given: Sequence[Any], **arguments: Any) -> Any:
-        if not arguments.get("is_backward"):
+        if bool(arguments.get("is_backward")) != is_backward:
             return graph.forward
         with _on_h200():
             compile_inner(*_moved(graph, given), **arguments)
 
-    options: dict[str, Any] = {"norms": "always", "compare": False}
+    options["compare"] = False
     call = torch.compile(model, backend="cudnn_autotune", options=options, dynamic=False)
     with ExitStack() as stack:
         stack.enter_context(served_on_cpu())
@@ -100,7 +115,7 @@ def backward_launches(model: nn.Module, *inputs: Tensor) -> list[Launch]:
             call(*inputs)
         except _Lowered as lowered:
             return lowered.launches
-    raise AssertionError("no backward was compiled")
+    raise AssertionError("nothing was compiled")
 
 
 class _Lowered(BaseException):
@@ -172,11 +187,13 @@ def _launch(node: Any) -> Launch:
         frozenset(one.name for one in found)
         for found in (node.read_writes.reads, node.read_writes.writes)
     )
+    written = [one.node for one in node.get_outputs() if one.node.has_tensor_output()]
+    sizes = [int(one.get_numel()) * one.get_dtype().itemsize for one in written]
     if node.is_extern() or not all(hasattr(part, "get_ranges") for part in node.get_nodes()):
         name = getattr(node.node, "python_kernel_name", None)
-        return Launch(name or type(node.node).__name__, reads, writes, [])
+        return Launch(name or type(node.node).__name__, reads, writes, sum(sizes), [])
     sums = [_sum(part) for part in node.get_nodes() if part.is_reduction()]
-    return Launch(None, reads, writes, sums)
+    return Launch(None, reads, writes, sum(sizes), sums)
 
 
 def _sum(node: Any) -> Sum:

@@ -1,0 +1,91 @@
+"""Each SiLU of a graph becomes one call, and values stay."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.conv.references import TOLERANCES, assert_close
+from support.models.made import Made
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from cudnn_autotune.compile import activations, programs
+
+pytestmark = pytest.mark.usefixtures("on_cpu")
+
+OPTIONS = {"fuse": "always", "norms": "never", "compare": False, "cpp.weight_prepack": False}
+
+
+@pytest.fixture
+def operators(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The operators of the compiled graphs."""
+    found: list[Any] = []
+    compile_tagged = programs.compile_tagged
+
+    def compile_and_tell(graph: GraphModule, inputs: Any, **arguments: Any) -> Any:
+        found.extend(node.target for node in graph.graph.nodes)
+        return compile_tagged(graph, inputs, **arguments)
+
+    monkeypatch.setattr(programs, "compile_tagged", compile_and_tell)
+    return found
+
+
+def before_conv(function: Callable[[Tensor], Tensor]) -> nn.Module:
+    return Made(lambda model, x: model.conv(function(x)), conv=nn.Conv2d(8, 8, 3, padding=1))
+
+
+MODELS: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
+    # The function, and its SiLUs that are calls.
+    "one": (lambda x: F.silu(2 * x), 1),
+    "spelled": (lambda x: x * torch.sigmoid(x), 1),
+    "two": (lambda x: F.silu(F.silu(x) - 1), 2),
+    "concatenation": (lambda x: torch.cat([x[:, 4:], F.silu(x + 1)[:, 4:]], dim=1), 1),
+    "an argument that others read": (lambda x: F.silu(y := x.cos()) + y, 1),
+    "module": (nn.SiLU(), 1),
+    "sigmoid that others read": (lambda x: x * (s := torch.sigmoid(x)) + s, 0),
+    "another activation": (lambda x: F.hardswish(x) + torch.sigmoid(x), 0),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_models(name: str, dtype: torch.dtype, operators: list[Any]) -> None:
+    function, expected = MODELS[name]
+    model, x = before_conv(function).to(dtype).eval(), torch.randn(2, 8, 9, 7).to(dtype)
+    ours = torch.compile(copy.deepcopy(model), backend="cudnn_autotune", options=OPTIONS)
+    with torch.no_grad():
+        assert_close(ours(x), copy.deepcopy(model).double()(x.double()), TOLERANCES[dtype])
+    assert operators.count(activations.SILU) == expected
+
+
+def test_what_is_not_finite_is_pytorch_s(operators: list[Any]) -> None:
+    ends = torch.tensor([torch.nan, torch.inf, -torch.inf, 1e30, -1e30, 88.0, -104.0, 0.0])
+    x = ends.expand(1, 8, 1, 8).contiguous()
+    model = Made(lambda model, x: (model.conv(x), F.silu(x)), conv=nn.Conv2d(8, 8, 1)).eval()
+    ours = torch.compile(model, backend="cudnn_autotune", options=OPTIONS)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(x)[1], F.silu(x), equal_nan=True)
+    assert operators.count(activations.SILU) == 1
+
+
+def test_an_activation_in_a_convolution_s_engine_stays_there(operators: list[Any]) -> None:
+    model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.SiLU()).eval()
+    ours, x = (
+        torch.compile(model, backend="cudnn_autotune", options=OPTIONS),
+        torch.randn(1, 8, 9, 9),
+    )
+    with torch.no_grad():
+        assert_close(ours(x), model.double()(x.double()), TOLERANCES[torch.float32])
+    assert activations.SILU not in operators
+
+
+def test_training_keeps_its_operators(operators: list[Any]) -> None:
+    model = before_conv(F.silu)
+    ours = torch.compile(model, backend="cudnn_autotune", options=OPTIONS)
+    ours(torch.randn(1, 8, 9, 9, requires_grad=True)).sum().backward()
+    assert activations.SILU not in operators
