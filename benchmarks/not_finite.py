@@ -91,7 +91,8 @@ def problem_of(op: str, x: Any, kernel: Any, stride: int, groups: int, *more: An
     from cudnn_autotune.engines.problem import ConvProblem
 
     filters = next((one for one in more if isinstance(one, int)), x[1])
-    is_last = "contiguous" not in more and len(x) == 4
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}
+    layout = None if "contiguous" in more else last.get(len(x))
     return ConvProblem(
         op,
         x,
@@ -100,7 +101,7 @@ def problem_of(op: str, x: Any, kernel: Any, stride: int, groups: int, *more: An
         tuple(size // 2 for size in kernel),
         groups=groups,
         dtype=torch.float16,
-        memory_format=torch.channels_last if is_last else torch.contiguous_format,
+        memory_format=layout or torch.contiguous_format,
     )
 
 

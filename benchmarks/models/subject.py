@@ -20,6 +20,7 @@ from . import networks
 from .cases import DECODERS, Case, Way, model_of
 
 _WARM_UPS = 3
+_EPS = torch.finfo(torch.float32).eps
 _LEARNING_RATE = 1e-6
 """So small that thousands of steps on one random batch leave the numbers finite."""
 
@@ -197,9 +198,16 @@ def _listed(outputs: Any) -> list[Tensor]:
 
 
 def errors(found: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, float]:
-    """The norm of the difference over the norm of what is expected, by name."""
+    """The norm of the difference over the norm of what is expected, by name.
+
+    A gradient whose norm float32 cannot tell from zero, next to the largest one, counts as if its
+    norm were that large.
+    """
+    norms = {name: float(tensor.norm()) for name, tensor in expected.items()}
+    largest = max((norm for name, norm in norms.items() if name != "outputs"), default=0.0)
+    least = {name: 0.0 if name == "outputs" else largest * _EPS for name in norms}
     return {
-        name: float((found[name] - tensor).norm() / tensor.norm().clamp_min(1e-30))
+        name: float((found[name] - tensor).norm()) / max(norms[name], least[name], 1e-30)
         for name, tensor in expected.items()
     }
 

@@ -8,12 +8,16 @@ import os
 from pathlib import Path
 from typing import Any
 
+import not_finite
 import pytest
 from common import numbers, workers
 from ddp_norms import report as ddp_norms_report
 from online.overhead import compared
 from ranks.report import agree, is_tuned_once, rows, speedup, tables
 from support.processes.benchmark_scripts import BENCHMARKS, main, whole_record
+
+from cudnn_autotune.engines.offers import gpu_of
+from cudnn_autotune.kernels.built_in import BUILT_IN
 
 DRY_RUNS = {
     "auto_against_pytorch": "--layers 6",
@@ -42,6 +46,13 @@ def test_help_of_the_audit(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("script", DRY_RUNS)
 def test_dry_run_leaves_a_whole_record(dry_runs: Path, script: str) -> None:
     whole_record(dry_runs, script)
+
+
+@pytest.mark.parametrize("name", not_finite.LAYERS)
+def test_kernels_are_offered_for_the_layers_whose_numbers_are_not_finite(name: str) -> None:
+    (family,) = (one for one in BUILT_IN if one.name == name)
+    for layer in not_finite.LAYERS[name]:
+        assert family.offers(not_finite.problem_of(*layer), gpu_of("h200")), layer
 
 
 # ---- how figures are made -------------------------------------------------------------------

@@ -503,6 +503,17 @@ def test_networks_take_all_their_steps(name: str) -> None:
             assert max(errors(mine.results(), expected).values()) < 1e-5
 
 
+def test_errors_are_relative_but_to_gradients_near_zero() -> None:
+    given = {"outputs": (4.0, 4.04), "first": (2.0, 2.02), "zero": (1e-20, 1e-9)}
+    expected, found = ({name: torch.tensor([p[i]]) for name, p in given.items()} for i in (0, 1))
+    least = 2 * torch.finfo(torch.float32).eps
+    assert errors(found, expected) == pytest.approx(
+        {"outputs": 0.01, "first": 0.01, "zero": 1e-9 / least}, rel=1e-4
+    )
+    found["zero"].fill_(torch.nan)
+    assert errors(found, expected)["zero"] != errors(found, expected)["zero"]
+
+
 def is_free(lock: Path) -> bool:
     with lock.open("a") as file:
         try:
