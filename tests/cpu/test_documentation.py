@@ -249,18 +249,32 @@ def test_kernels() -> None:
         assert "{} {:.1f}, {:.1f} and {:.1f}".format(named, *means) in text
 
 
-def test_timm() -> None:
+def gains_on_timm(name: str, parts: int) -> dict[str, float]:
+    """Returns the gain over the best of PyTorch's on each model of a record's parts."""
     gains: dict[str, float] = {}
-    for part in ("part1", "part2", "part3"):
-        for run in record(f"models_timm.{part}")["results"]["runs"]:
-            times = {way: statistics.median(each) for way, each in run["times_ms"].items()}
+    for part in range(1, parts + 1):
+        for run in record(f"{name}.part{part}")["results"]["runs"]:
+            measured = run.get("times_ms", {})
+            times = {way: statistics.median(each) for way, each in measured.items()}
             if (ours := times.pop("backend_compare", None)) is not None:
                 gains[run["model"]] = min(times.values()) / ours
-    least, most, mean = (f(gains.values()) for f in (min, max, statistics.geometric_mean))
+    return gains
+
+
+def test_timm() -> None:
+    inference = gains_on_timm("models_timm", 3)
+    training = gains_on_timm("models_timm_training", 4)
     text = " ".join(README.read_text().split())
-    assert f"{len(gains)} of timm's models" in text
-    expected = f"{least:.3f} to {most:.2f} over the best of PyTorch's; geometric mean {mean:.2f}"
+    assert f"{len(inference)} of timm's models, inference; {len(training)}, training" in text
+    least, most, mean = spread(inference)
+    expected = f"{least:.3f} to {most:.2f} over the best of PyTorch's, mean {mean:.2f}"
     assert expected in answer("models_timm")
+    assert "{:.2f} to {:.2f}, mean {:.2f}".format(*spread(training)) in answer("models_timm")
+
+
+def spread(gains: dict[str, float]) -> list[float]:
+    """Returns the least, the most and the geometric mean."""
+    return [f(gains.values()) for f in (min, max, statistics.geometric_mean)]
 
 
 def test_engines_that_auto_leaves_out_beside_kernels_of_groups() -> None:
