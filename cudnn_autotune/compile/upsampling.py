@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
 
 from cudnn_autotune.compile.aliasing import fake_tensors, value_of, written_among
 from cudnn_autotune.compile.formulas import interpolate
@@ -57,6 +57,15 @@ class _Piece(NamedTuple):
         return cls(small, (), options)
 
 
+class _Call(NamedTuple):
+    """A call of :func:`conv_before_upsampling` in place of a convolution."""
+
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+    images: list[Node]
+    """The small image, the pieces and the large image."""
+
+
 def convolve_before_upsampling(graph: GraphModule) -> None:
     """Lets convolutions of size 1 read what nearest neighbours make larger in front of them.
 
@@ -66,36 +75,48 @@ def convolve_before_upsampling(graph: GraphModule) -> None:
     Args:
         graph: of Dynamo, with this package's convolutions. It is changed.
     """
-    for node in list(graph.graph.nodes):
+    found: dict[Node, _Call] = {}
+    for node in graph.graph.nodes:
         if node.op == "call_function" and node.target in _CONVOLUTIONS:
-            _convolve_before_upsampling(graph.graph, node)
+            call = _call_of(node)
+            if call is not None:
+                found[node] = call
+    if not found:
+        return
+    written = written_among(graph.graph, {one for call in found.values() for one in call.images})
+    for node, call in found.items():
+        if written.isdisjoint(call.images):
+            node.target = conv_before_upsampling
+            node.args, node.kwargs = call.arguments, call.options
     graph.recompile()
 
 
-def _convolve_before_upsampling(graph: Graph, node: Node) -> None:
+def _call_of(node: Node) -> _Call | None:
+    """Returns the call for a convolution; None if it does not read an upsampled image, or would
+    save too little."""
     target: Any = node.target
-    call = inspect.signature(target).bind(*node.args, **node.kwargs)
-    call.apply_defaults()
-    large, weight, bias, stride, padding, _, groups, *policy = call.arguments.values()
+    given = inspect.signature(target).bind(*node.args, **node.kwargs)
+    given.apply_defaults()
+    large, weight, bias, stride, padding, _, groups, *policy = given.arguments.values()
     parts, dim = _concatenated(large)
     pieces = [piece for piece in map(_Piece.of, parts) if piece is not None]
     if len(pieces) < len(parts) or len({piece.small for piece in pieces}) != 1:
-        return
+        return None
     small = pieces[0].small
     tensors = fake_tensors([small, large, weight])
-    if len(tensors) < 3 or written_among(graph, (small, *parts, large)):
-        return
+    if len(tensors) < 3:
+        return None
     size, large_size, filters = (tuple(one.shape) for one in tensors.values())
     is_known = all(isinstance(one, int) for one in (*size, *large_size, *filters))
     is_pointwise = {*filters[2:], *_each(stride)} == {1} and {*_each(padding)} <= {0, "valid"}
     if not is_known or not is_pointwise or not 2 <= dim < len(size):
-        return
+        return None
     # The strides of an image of one channel or one pixel fit every layout.
     has_layout = size[1] > 1 and math.prod(size[2:]) > 1
-    if has_layout and math.prod(large_size) >= _LEAST_RATIO * math.prod(size):
-        node.target = conv_before_upsampling
-        node.args = (small, weight, bias, groups, *policy)
-        node.kwargs = {"pieces": [piece[1:] for piece in pieces], "dim": dim}
+    if not has_layout or math.prod(large_size) < _LEAST_RATIO * math.prod(size):
+        return None
+    options = {"pieces": [piece[1:] for piece in pieces], "dim": dim}
+    return _Call((small, weight, bias, groups, *policy), options, [small, *parts, large])
 
 
 def _concatenated(node: Any) -> tuple[list[Any], int]:
