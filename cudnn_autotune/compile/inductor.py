@@ -25,7 +25,6 @@ import torch
 from torch import Tensor
 from torch.fx import Graph
 
-from cudnn_autotune.compile.activations import SILU
 from cudnn_autotune.compile.marks import (
     MARK_INPUT,
     MARK_OUTPUT,
@@ -53,6 +52,7 @@ _conv_fprop = torch.ops.cudnn_autotune.conv_fprop.default
 _conv_transpose = torch.ops.cudnn_autotune.conv_transpose.default
 _conv_dgrad = torch.ops.cudnn_autotune.conv_dgrad.default
 _conv_wgrad = torch.ops.cudnn_autotune.conv_wgrad.default
+_silu = torch.ops.aten.silu.default
 _NORM_OPERANDS = ("grad_output", "grad_output_2", "input", "output", "residual")
 
 
@@ -226,7 +226,7 @@ def _register(conv: Any) -> None:
     for marker in (MARK_INPUT, MARK_OUTPUT):
         lowering.register_lowering(marker, type_promotion_kind=None)(lambda tensor, *_: tensor)
     lowering.register_lowering(MARK_PADDED, type_promotion_kind=None)(lower_padding)
-    lowering.register_lowering(SILU, type_promotion_kind=None)(lower_silu)
+    lowering.register_lowering(_silu, type_promotion_kind=None)(lower_silu)
 
     def lay_out(node: Any, *operands: Any) -> tuple[Any, dict[str, Any]]:
         """Puts the arguments of an operator of the backward into the layouts that it needs. Other
