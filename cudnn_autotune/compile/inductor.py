@@ -10,7 +10,8 @@ One operator, ``fold_weights`` of ``compile/weights/operators.py``, computes at 
 weights and biases with folded batch norms, and weights in another layout.
 
 Batch norms of the backend ``cudnn_autotune`` are operators with a backward of their own. They
-compute in the layout of their input.
+compute in the layout of their input. ``aten.silu``, which Inductor decomposes, is left in its
+graphs of inference.
 """
 
 from __future__ import annotations
