@@ -109,7 +109,7 @@ def _call_of(node: Node) -> _Call | None:
     size, large_size, filters = (tuple(one.shape) for one in tensors.values())
     is_known = all(isinstance(one, int) for one in (*size, *large_size, *filters))
     is_pointwise = {*filters[2:], *_each(stride)} == {1} and {*_each(padding)} <= {0, "valid"}
-    if not is_known or not is_pointwise or not 2 <= dim < len(size):
+    if not is_known or not is_pointwise or len(size) != len(filters) or dim < 2:
         return None
     # The strides of an image of one channel or one pixel fit every layout.
     has_layout = size[1] > 1 and math.prod(size[2:]) > 1

@@ -182,6 +182,12 @@ def test_others_stay(name: str, replaced: list[int]) -> None:
     assert replaced == [0]
 
 
+def test_one_image_without_a_batch_stays(replaced: list[int]) -> None:
+    """Its rows are channels for the upsampling."""
+    check(made(lambda x: F.interpolate(x, scale_factor=2)), torch.randn(SIZES[2][1:]))
+    assert replaced == [0]
+
+
 def test_values_that_are_not_finite_are_pytorch_s(replaced: list[int]) -> None:
     model, x = made(lambda x: F.interpolate(x, scale_factor=2)).eval(), torch.randn(SIZES[2])
     x[0, 3, 2, 2], x[1, 1, 1, 1] = torch.nan, torch.inf
