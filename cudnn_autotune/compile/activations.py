@@ -115,19 +115,24 @@ def call_silus(graph: Graph, decompositions: Decompositions) -> None:
     Args:
         graph, decompositions: as of :func:`find_activations`.
     """
-    found = find_activations(graph, decompositions)
     silus = [
-        (x, one) for x, matches in found.items() for one in matches if one.activation == "silu"
+        (argument, match)
+        for argument, matches in find_activations(graph, decompositions).items()
+        for match in matches
+        if match.activation == "silu"
+        and argument.meta["val"].dtype == match.output.meta["val"].dtype
     ]
     replaced: set[Node] = set()
+    calls: dict[Node, Node] = {}
     # In a half type the operators in between are a SiLU in float32.
     for argument, match in sorted(silus, key=lambda silu: -len(silu[1].nodes)):
         if not replaced.isdisjoint(match.nodes):
             continue
         replaced |= match.nodes
         with graph.inserting_before(match.output):
-            call = graph.call_function(SILU, (argument,))
+            call = graph.call_function(SILU, (calls.get(argument, argument),))
         call.meta = dict(match.output.meta)
+        calls[match.output] = call
         match.output.replace_all_uses_with(call)
         for node in sorted(match.nodes, reverse=True):
             graph.erase_node(node)

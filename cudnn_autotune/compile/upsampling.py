@@ -107,9 +107,13 @@ def _call_of(node: Node) -> _Call | None:
     if len(tensors) < 3:
         return None
     size, large_size, filters = (tuple(one.shape) for one in tensors.values())
-    is_known = all(isinstance(one, int) for one in (*size, *large_size, *filters))
-    is_pointwise = {*filters[2:], *_each(stride)} == {1} and {*_each(padding)} <= {0, "valid"}
-    if not is_known or not is_pointwise or len(size) != len(filters) or dim < 2:
+    strides, paddings = ([one] if isinstance(one, (int, str)) else one for one in (stride, padding))
+    if any(isinstance(one, Node) for one in (strides, paddings, dim)):
+        return None
+    is_known = all(isinstance(one, int) for one in (*size, *large_size, *filters, *strides))
+    if not is_known or len(size) != len(filters) or not 2 <= dim < len(size):
+        return None
+    if {*filters[2:], *strides} != {1} or not all(one in (0, "valid") for one in paddings):
         return None
     # The strides of an image of one channel or one pixel fit every layout.
     has_layout = size[1] > 1 and math.prod(size[2:]) > 1
@@ -128,11 +132,8 @@ def _concatenated(node: Any) -> tuple[list[Any], int]:
         **node.kwargs,
     }
     value, dim = value_of(node), given.get("dim", 0)
-    return list(given["tensors"]), dim % value.dim() if isinstance(value, Tensor) else dim
-
-
-def _each(given: int | str | Sequence[int]) -> Sequence[int | str]:
-    return [given] if isinstance(given, (int, str)) else given
+    is_known = isinstance(value, Tensor) and isinstance(dim, int)
+    return list(given["tensors"]), dim % value.dim() if is_known else dim
 
 
 def conv_before_upsampling(

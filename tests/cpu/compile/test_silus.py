@@ -44,6 +44,7 @@ MODELS: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
     "one": (lambda x: F.silu(2 * x), 1),
     "spelled": (lambda x: x * torch.sigmoid(x), 1),
     "two": (lambda x: F.silu(F.silu(x) - 1), 2),
+    "one after the other": (lambda x: F.silu(F.silu(F.silu(x, inplace=False))), 3),
     "concatenation": (lambda x: torch.cat([x[:, 4:], F.silu(x + 1)[:, 4:]], dim=1), 1),
     "an argument that others read": (lambda x: F.silu(y := x.cos()) + y, 1),
     "module": (nn.SiLU(), 1),
@@ -61,6 +62,26 @@ def test_models(name: str, dtype: torch.dtype, operators: list[Any]) -> None:
     with torch.no_grad():
         assert_close(ours(x), copy.deepcopy(model).double()(x.double()), TOLERANCES[dtype])
     assert operators.count(activations.SILU) == expected
+
+
+OTHERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "integers": lambda x: (i := (4 * x).int()) * torch.sigmoid(i),
+    "truths": lambda x: (i := x > 0) * torch.sigmoid(i),
+    "wide": lambda x: F.silu(x.double()).half(),
+    "narrow": lambda x: F.silu(x.half().float()).bfloat16(),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_dtypes_stay(name: str, operators: list[Any]) -> None:
+    function = OTHERS[name]
+    model = Made(lambda model, x: (model.conv(x), function(x)), conv=nn.Conv2d(8, 8, 1)).eval()
+    ours, x = (
+        torch.compile(model, backend="cudnn_autotune", options=OPTIONS),
+        torch.randn(1, 8, 5, 4),
+    )
+    with torch.no_grad():
+        torch.testing.assert_close(ours(x)[1], function(x), atol=1e-2, rtol=1e-2)
 
 
 def test_what_is_not_finite_is_pytorch_s(operators: list[Any]) -> None:

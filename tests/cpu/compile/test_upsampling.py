@@ -14,6 +14,7 @@ from support.models.made import Made
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
+import cudnn_autotune as ca
 from cudnn_autotune.compile import programs, upsampling
 
 pytestmark = pytest.mark.usefixtures("on_cpu")
@@ -207,6 +208,37 @@ def test_writes_between_are_seen(replaced: list[int]) -> None:
 
     check(Made(late, conv=nn.Conv2d(8, 8, 1)), torch.randn(SIZES[2]))
     assert replaced == [0]
+
+
+def test_shortened_embeddings_are_seen(replaced: list[int]) -> None:
+    def late(model: Any, x: Tensor) -> Tensor:
+        words = x.reshape(16, 63).clone()
+        y = F.interpolate(words.view(2, 8, 9, 7), scale_factor=2)
+        found = F.embedding(torch.arange(3), words, max_norm=0.01)
+        result: Tensor = model.conv(y) + found.sum()
+        return result
+
+    check(Made(late, conv=nn.Conv2d(8, 8, 1)), torch.randn(SIZES[2]))
+    assert replaced == [0]
+
+
+DYNAMIC: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {
+    "dimension": lambda x, w, n: F.conv2d(torch.cat([x, x], dim=n), w[:, :, :1, :1]),
+    "stride": lambda x, w, n: F.conv2d(F.interpolate(x, scale_factor=2), w, stride=n),
+    "padding": lambda x, w, n: F.conv2d(F.interpolate(x, scale_factor=2), w, padding=n),
+    "weight": lambda x, w, n: F.conv2d(F.interpolate(x, scale_factor=2), w) * n,
+}
+
+
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_numbers_that_vary(name: str, replaced: list[int]) -> None:
+    function = DYNAMIC[name]
+    ours = torch.compile(function, backend="cudnn_autotune", options=OPTIONS, dynamic=True)
+    x, w = torch.randn(SIZES[2]), torch.randn(6, 8, 3, 3)
+    with torch.no_grad():
+        assert_close(ours(x, w, 2), function(x.double(), w.double(), 2), TOLERANCES[torch.float32])
+    assert replaced == [0]
+    assert ca.compilations()[-1].chosen == "cudnn_autotune", ca.compilations()[-1].note
 
 
 def test_dynamic_sizes_stay(replaced: list[int]) -> None:
