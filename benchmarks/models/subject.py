@@ -205,9 +205,9 @@ def errors(found: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, f
     """
     norms = {name: float(tensor.norm()) for name, tensor in expected.items()}
     largest = max((norm for name, norm in norms.items() if name != "outputs"), default=0.0)
-    least = {name: 0.0 if name == "outputs" else largest * _EPS for name in norms}
+    norms |= {name: max(norm, largest * _EPS) for name, norm in norms.items() if name != "outputs"}
     return {
-        name: float((found[name] - tensor).norm()) / max(norms[name], least[name], 1e-30)
+        name: float((found[name] - tensor).norm()) / max(norms[name], 1e-30)
         for name, tensor in expected.items()
     }
 

@@ -69,7 +69,8 @@ class Match:
 def find_activations(graph: Graph, decompositions: Decompositions) -> dict[Node, list[Match]]:
     """Finds the activations of a functional graph, by their input's node.
 
-    Activations with intermediate values that other nodes use are not found. If two overlap, as the
+    Activations with intermediate values that other nodes use, or of another dtype than their input,
+    are not found. If two overlap, as the
     sigmoid within ``x * sigmoid(x)``, both are listed, the one of more nodes first.
 
     Args:
@@ -96,6 +97,8 @@ def find_activations(graph: Graph, decompositions: Decompositions) -> dict[Node,
             if not is_parameter(activation.kind, activation.parameter):
                 continue
             input, slope = bound.nodes[pattern.input], bound.nodes.get(pattern.slope)
+            if getattr(input.meta.get("val"), "dtype", None) != value.dtype:
+                continue
             if slope is not None and (slope is input or not _is_per_channel(slope, input)):
                 continue
             nodes = frozenset(bound.nodes.values()) - {input, slope}
@@ -109,18 +112,16 @@ def find_activations(graph: Graph, decompositions: Decompositions) -> dict[Node,
 def call_silus(graph: Graph, decompositions: Decompositions) -> None:
     """Makes each SiLU of a graph one call, which Inductor computes wherever its output is read.
 
-    Inductor writes what two operators read into memory if it reads many tensors, here the argument,
-    in float32. A kernel of another shape, as that of a concatenation, reads it there.
+    Inductor writes a value with two readers to memory if it reads many tensors itself. That is the
+    argument of a decomposed SiLU, in float32 for a half type, and a kernel of another shape, as
+    that of a concatenation, would read it there.
 
     Args:
         graph, decompositions: as of :func:`find_activations`.
     """
+    found = find_activations(graph, decompositions)
     silus = [
-        (argument, match)
-        for argument, matches in find_activations(graph, decompositions).items()
-        for match in matches
-        if match.activation == "silu"
-        and argument.meta["val"].dtype == match.output.meta["val"].dtype
+        (x, one) for x, matches in found.items() for one in matches if one.activation == "silu"
     ]
     replaced: set[Node] = set()
     calls: dict[Node, Node] = {}

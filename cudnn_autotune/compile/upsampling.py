@@ -75,12 +75,12 @@ def convolve_before_upsampling(graph: GraphModule) -> None:
     Args:
         graph: of Dynamo, with this package's convolutions. It is changed.
     """
-    found: dict[Node, _Call] = {}
-    for node in graph.graph.nodes:
-        if node.op == "call_function" and node.target in _CONVOLUTIONS:
-            call = _call_of(node)
-            if call is not None:
-                found[node] = call
+    found = {
+        node: call
+        for target in _CONVOLUTIONS
+        for node in graph.graph.find_nodes(op="call_function", target=target)
+        if (call := _call_of(node)) is not None
+    }
     if not found:
         return
     written = written_among(graph.graph, {one for call in found.values() for one in call.images})
@@ -164,7 +164,9 @@ def conv_before_upsampling(
     """
     convolution = conv2d if input.dim() == 4 else conv3d
     output = convolution(
-        *(input, weight, bias),
+        input,
+        weight,
+        bias,
         groups=groups,
         sampling=sampling,
         workspace_limit=workspace_limit,

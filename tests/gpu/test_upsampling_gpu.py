@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from support.conv.references import relative_error
+from support.models.made import ConditionedNorm, Made
 from torch import Tensor, nn
 
 import cudnn_autotune as ca
@@ -25,21 +27,15 @@ SIZES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
 TIMES, MORE = 2.0, 1e-3
 
 
-class ConditionedNorm(nn.Module):
+def made(latents: int, channels: int, dims: int) -> nn.Module:
     """A norm of Kandinsky's MoVQ, or of CogVideoX, and a convolution."""
 
-    def __init__(self, latents: int, channels: int, dims: int) -> None:
-        super().__init__()
-        conv = getattr(nn, f"Conv{dims}d")
-        self.norm = nn.GroupNorm(32, channels)
-        self.scale, self.shift = conv(latents, channels, 1), conv(latents, channels, 1)
-        self.last = conv(channels, 48, 3, padding=1)
-
-    def forward(self, latents: Tensor, x: Tensor) -> Tensor:
-        large = _larger(latents, x.shape[2:])
-        y = F.silu(self.norm(x) * self.scale(large) + self.shift(large))
-        output: Tensor = self.last(y)
+    def forward(model: Any, latents: Tensor, x: Tensor) -> Tensor:
+        output: Tensor = model.last(model.norm(x, _larger(latents, x.shape[2:])))
         return output
+
+    last = getattr(nn, f"Conv{dims}d")(channels, 48, 3, padding=1)
+    return Made(forward, norm=ConditionedNorm(latents, channels, dims), last=last)
 
 
 def _larger(latents: Tensor, size: Sequence[int]) -> Tensor:
@@ -61,7 +57,7 @@ def test_values(
     torch.manual_seed(0)
     inputs = [torch.randn(size, device="cuda", dtype=dtype) for size in SIZES[name]]
     channels, dims = [one.shape[1] for one in inputs], inputs[0].dim() - 2
-    model: nn.Module = ConditionedNorm(*channels, dims).cuda().to(dtype).eval()
+    model = made(*channels, dims).cuda().to(dtype).eval()
     if layout == "channels_last":
         model = model.to(memory_format=LAST[dims + 2])
         inputs = [one.to(memory_format=LAST[dims + 2]) for one in inputs]

@@ -6,11 +6,13 @@ The tests look at what a kernel sums and reads, and not at its text.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from support.compile.lowered import H200, Launch, Sum, backward_launches, forward_launches
+from support.models.made import ConditionedNorm, Made
 from torch import Tensor, nn
 
 from cudnn_autotune.compile import joint_graph, programs
@@ -97,19 +99,16 @@ def test_each_rewrite_is_needed(
     assert not property(launches)
 
 
-class ConditionedNorm(nn.Module):
+def decoder() -> nn.Module:
     """A norm of CogVideoX's decoder, and its causal convolution with the last frames."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.conv = nn.GroupNorm(32, 128), nn.Conv3d(128, 64, 3, padding=(0, 1, 1))
-        self.scale, self.shift = nn.Conv3d(16, 128, 1), nn.Conv3d(16, 128, 1)
-
-    def forward(self, x: Tensor, latents: Tensor, cache: Tensor) -> Tensor:
-        large = F.interpolate(latents, size=x.shape[2:])
-        y = F.silu(self.norm(x) * self.scale(large) + self.shift(large))
-        output: Tensor = self.conv(torch.cat([cache, y], dim=2))
+    def forward(model: Any, x: Tensor, latents: Tensor, cache: Tensor) -> Tensor:
+        y = model.norm(x, F.interpolate(latents, size=x.shape[2:]))
+        output: Tensor = model.conv(torch.cat([cache, y], dim=2))
         return output
+
+    conv = nn.Conv3d(128, 64, 3, padding=(0, 1, 1))
+    return Made(forward, norm=ConditionedNorm(16, 128, 3), conv=conv).bfloat16()
 
 
 SIZES = [(1, 128, 8, 64, 80), (1, 16, 2, 8, 10), (1, 128, 2, 64, 80)]
@@ -121,7 +120,7 @@ def decoder_launches() -> tuple[list[Launch], list[Launch]]:
     the operators that do."""
     last = torch.channels_last_3d
     inputs = [torch.empty(size, dtype=torch.bfloat16).to(memory_format=last) for size in SIZES]
-    launches = forward_launches(ConditionedNorm().bfloat16(), *inputs)
+    launches = forward_launches(decoder(), *inputs)
     large = [one for one in launches if one.written_bytes >= inputs[0].nbytes]
     return [one for one in large if not one.operator], [one for one in large if one.operator]
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from support.compile.rewritten import LAST, OPTIONS, check_changing_weights, run
 from support.conv.references import TOLERANCES, assert_close
 from support.models.made import Made
 from torch import Tensor, nn
@@ -18,8 +19,6 @@ from cudnn_autotune.compile import programs, shuffles
 
 pytestmark = pytest.mark.usefixtures("on_cpu")
 
-OPTIONS = {"fuse": "always", "norms": "never", "compare": False, "cpp.weight_prepack": False}
-LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 SIZES = {2: (2, 8, 13, 15), 3: (2, 8, 3, 9, 7)}
 _CONVOLUTIONS = ("aten.convolution.default", "cudnn_autotune.conv_fused.default")
 
@@ -50,16 +49,6 @@ def conv(kernels: int, dims: int = 2, edge: int = 3, **options: Any) -> nn.Modul
 
 def images(dims: int = 2) -> Tensor:
     return torch.randn(SIZES[dims]).contiguous(memory_format=LAST[dims + 2])
-
-
-def run(model: nn.Module, x: Tensor, **options: Any) -> Tensor:
-    torch._dynamo.reset()
-    ours = torch.compile(
-        copy.deepcopy(model), backend="cudnn_autotune", options={**OPTIONS, **options}
-    )
-    with torch.no_grad():
-        result: Tensor = ours(x)
-    return result
 
 
 def check(model: nn.Module, x: Tensor, **options: Any) -> None:
@@ -191,14 +180,7 @@ def test_dynamic_sizes(ordered: list[bool]) -> None:
 @pytest.mark.parametrize("freezing", [False, True])
 def test_weights_that_change(freezing: bool, ordered: list[bool]) -> None:
     model = nn.Sequential(conv(64), nn.PixelShuffle(2)).to(memory_format=LAST[4]).eval()
-    options = {**OPTIONS, "freezing": freezing}
-    ours, x = torch.compile(model, backend="cudnn_autotune", options=options), images()
-    with torch.no_grad():
-        for _ in range(2):
-            for one in model.parameters():
-                nn.init.normal_(one)
-            expected = copy.deepcopy(model).double()(x.double())
-            assert_close(ours(x), expected, TOLERANCES[torch.float32])
+    check_changing_weights(model, images(), freezing=freezing)
     assert all(ordered)
     assert ordered
 

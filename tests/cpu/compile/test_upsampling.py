@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from support.compile.rewritten import LAST, OPTIONS, check_changing_weights, run
 from support.conv.references import TOLERANCES, assert_close
-from support.models.made import Made
+from support.models.made import ConditionedNorm, Made
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
@@ -19,8 +20,6 @@ from cudnn_autotune.compile import programs, upsampling
 
 pytestmark = pytest.mark.usefixtures("on_cpu")
 
-OPTIONS = {"fuse": "always", "norms": "never", "compare": False, "cpp.weight_prepack": False}
-LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 SIZES = {2: (2, 8, 9, 7), 3: (2, 8, 3, 5, 4)}
 
 
@@ -50,19 +49,15 @@ def frames(z: Tensor, *sizes: tuple[int, int, int]) -> Tensor:
     return torch.cat([F.interpolate(z, size=size) for z, size in zip(parts, sizes, strict=True)], 2)
 
 
-class ConditionedNorm(nn.Module):
-    """A group norm that latents scale and shift, as in CogVideoX and Kandinsky's MoVQ."""
+def conditioned(dims: int) -> nn.Module:
+    """A decoder's norm, whose input, too, is the large image; it returns that image as well."""
 
-    def __init__(self, dims: int) -> None:
-        super().__init__()
-        conv = getattr(nn, f"Conv{dims}d")
-        self.norm, self.scale, self.shift = nn.GroupNorm(2, 8), conv(8, 8, 1), conv(8, 8, 1)
-        self.last = conv(8, 4, 3, padding=1)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(model: Any, x: Tensor) -> tuple[Tensor, Tensor]:
         large = F.interpolate(x, scale_factor=2)
-        y = self.norm(large.cos()) * self.scale(large) + self.shift(large)
-        return self.last(F.silu(y)), large
+        return model.last(model.norm(large.cos(), large)), large
+
+    last = getattr(nn, f"Conv{dims}d")(8, 4, 3, padding=1)
+    return Made(forward, norm=ConditionedNorm(8, 8, dims, groups=2), last=last)
 
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, int, int]]] = {
@@ -98,18 +93,9 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, int, int]]] = {
         2,
         1,
     ),
-    "norm of images": lambda: (ConditionedNorm(2), 2, 2),
-    "norm of volumes": lambda: (ConditionedNorm(3), 3, 2),
+    "norm of images": lambda: (conditioned(2), 2, 2),
+    "norm of volumes": lambda: (conditioned(3), 3, 2),
 }
-
-
-def run(model: nn.Module, x: Tensor, **options: Any) -> Any:
-    torch._dynamo.reset()
-    ours = torch.compile(
-        copy.deepcopy(model), backend="cudnn_autotune", options={**OPTIONS, **options}
-    )
-    with torch.no_grad():
-        return ours(x)
 
 
 def check(model: nn.Module, x: Tensor, **options: Any) -> None:
@@ -137,7 +123,7 @@ def test_models(name: str, layout: str, replaced: list[int]) -> None:
 
 def test_a_graph_that_is_laid_out(replaced: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "favours_channels_last", lambda graph: True)
-    check(ConditionedNorm(3), torch.randn(SIZES[3]))
+    check(conditioned(3), torch.randn(SIZES[3]))
     assert replaced == [2]
 
 
@@ -210,7 +196,7 @@ def test_writes_between_are_seen(replaced: list[int]) -> None:
     assert replaced == [0]
 
 
-def test_shortened_embeddings_are_seen(replaced: list[int]) -> None:
+def test_renormalised_embeddings_are_seen(replaced: list[int]) -> None:
     def late(model: Any, x: Tensor) -> Tensor:
         words = x.reshape(16, 63).clone()
         y = F.interpolate(words.view(2, 8, 9, 7), scale_factor=2)
@@ -255,12 +241,5 @@ def test_dynamic_sizes_stay(replaced: list[int]) -> None:
 @pytest.mark.parametrize("freezing", [False, True])
 def test_weights_that_change(freezing: bool, replaced: list[int]) -> None:
     model = made(lambda x: F.interpolate(x, scale_factor=2)).eval()
-    options = {**OPTIONS, "freezing": freezing}
-    ours, x = torch.compile(model, backend="cudnn_autotune", options=options), torch.randn(SIZES[2])
-    with torch.no_grad():
-        for _ in range(2):
-            for one in model.parameters():
-                nn.init.normal_(one)
-            expected = copy.deepcopy(model).double()(x.double())
-            assert_close(ours(x), expected, TOLERANCES[torch.float32])
+    check_changing_weights(model, torch.randn(SIZES[2]), freezing=freezing)
     assert set(replaced) == {1}

@@ -22,6 +22,24 @@ class Made(nn.Module):
         return self.function(self, *inputs)
 
 
+class ConditionedNorm(nn.Module):
+    """A group norm that latents scale and shift, and a SiLU, as in CogVideoX and Kandinsky's MoVQ.
+
+    Args:
+        latents: number of their channels.
+        dims: number of spatial dimensions.
+    """
+
+    def __init__(self, latents: int, channels: int, dims: int, groups: int = 32) -> None:
+        super().__init__()
+        conv = getattr(nn, f"Conv{dims}d")
+        self.norm = nn.GroupNorm(groups, channels)
+        self.scale, self.shift = conv(latents, channels, 1), conv(latents, channels, 1)
+
+    def forward(self, x: Tensor, latents: Tensor) -> Tensor:
+        return F.silu(self.norm(x) * self.scale(latents) + self.shift(latents))
+
+
 class Block(nn.Module):
     """A residual block with a convolution in its shortcut."""
 
