@@ -105,7 +105,8 @@ def written_operands(node: Node) -> Sequence[Node]:
             given = inspect.signature(target).bind(*node.args, **node.kwargs).arguments
         except TypeError:
             return operands
-        if given.get("max_norm") is not None:  # of an embedding, whose weight is renormalised
+        # An embedding renormalises its weight.
+        if given.get("max_norm") is not None:
             return operands
         return operands[:1] if given.get("inplace") else ()
     # Dynamo also puts functions in C into a graph, and operators with graphs of their own.
