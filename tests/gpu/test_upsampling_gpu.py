@@ -54,6 +54,7 @@ def test_values(
     name: str, dtype: torch.dtype, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also with other weights, and in a captured graph."""
+    torch._dynamo.reset()  # it compiles a function eight times, then no more
     torch.manual_seed(0)
     inputs = [torch.randn(size, device="cuda", dtype=dtype) for size in SIZES[name]]
     channels, dims = [one.shape[1] for one in inputs], inputs[0].dim() - 2
