@@ -5,6 +5,7 @@
 #include <ATen/ops/gelu_backward.h>
 #include <ATen/ops/hardswish_backward.h>
 #include <ATen/ops/hardtanh_backward.h>
+#include <ATen/ops/leaky_relu_backward.h>
 #include <ATen/ops/native_batch_norm_backward.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/sigmoid_backward.h>
@@ -22,6 +23,7 @@
 #include <vector>
 
 #include "call/aten_conv.h"
+#include "core/problem/activation.h"
 #include "norm/norm_ops.h"
 
 namespace cudnn_autotune {
@@ -44,6 +46,8 @@ bool is_recorded(const at::Tensor& input, const Optional&... others) {
   return is_differentiated(input) || (is_differentiated(others) || ...);
 }
 
+bool is_leaky_relu(std::string_view activation) { return activation.rfind("leaky_relu(", 0) == 0; }
+
 // The gradient of an activation's argument, by an operator that has a derivative.
 at::Tensor grad_argument(const at::Tensor& grad, const at::Tensor& argument,
                          std::string_view activation) {
@@ -57,6 +61,10 @@ at::Tensor grad_argument(const at::Tensor& grad, const at::Tensor& argument,
   if (activation == "hardswish") return at::hardswish_backward(grad, argument);
   if (activation == "gelu") return at::gelu_backward(grad, argument, "none");
   if (activation == "gelu_tanh") return at::gelu_backward(grad, argument, "tanh");
+  if (is_leaky_relu(activation)) {
+    return at::leaky_relu_backward(grad, argument, parse_activation(activation).parameter,
+                                   /*self_is_result=*/false);
+  }
   TORCH_CHECK_NOT_IMPLEMENTED(activation == "identity", "the second derivative of ", activation,
                               " behind a batch norm is not implemented");
   return grad;
@@ -383,11 +391,11 @@ NormOutputs compute_norm(const NormCall& call, std::string_view activation) {
 }
 
 bool is_derived_by_output(std::string_view activation) {
-  return activation == "relu" || activation == "relu6" || activation == "sigmoid";
+  return is_derived_by_mask(activation) || activation == "sigmoid";
 }
 
 bool is_derived_by_mask(std::string_view activation) {
-  return activation == "relu" || activation == "relu6";
+  return activation == "relu" || activation == "relu6" || is_leaky_relu(activation);
 }
 
 }  // namespace cudnn_autotune

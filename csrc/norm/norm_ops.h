@@ -73,8 +73,11 @@ struct NormKind {
 };
 
 // The activations of NORM_ACTIVATIONS of cudnn_autotune/norms/reference.py.
-inline constexpr std::array<std::string_view, 8> kNormActivations{
-    "identity", "relu", "relu6", "sigmoid", "silu", "gelu", "gelu_tanh", "hardswish"};
+inline constexpr std::array<std::string_view, 11> kNormActivations{
+    "identity",       "relu",      "relu6",     "sigmoid",          "silu",
+    "gelu",           "gelu_tanh", "hardswish", "leaky_relu(0.01)", "leaky_relu(0.1)",
+    "leaky_relu(0.2)"};
+static_assert(kNormActivations.size() <= 16, "a place has four bits in keys");
 // The place of an activation; nothing for one that the kernels do not have.
 std::optional<size_t> place_of_activation(std::string_view activation);
 

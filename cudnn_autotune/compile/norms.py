@@ -25,7 +25,7 @@ from cudnn_autotune.compile.aliasing import PLAIN, storages, value_of, written_b
 from cudnn_autotune.compile.groups import is_same_shape
 from cudnn_autotune.nn.counterparts import CONVOLUTIONS
 from cudnn_autotune.norms.operators import unsupported
-from cudnn_autotune.norms.reference import NORM_ACTIVATIONS
+from cudnn_autotune.norms.reference import NORM_ACTIVATIONS, name_of_leaky_relu
 
 _batch_norm_act = torch.ops.cudnn_autotune.batch_norm_act.default
 _aten = torch.ops.aten
@@ -62,6 +62,7 @@ _ACTIVATIONS: Mapping[Any, tuple[str, Sequence[str]]] = {
     F.hardtanh: ("hardtanh", ("min_val", "max_val", "inplace")),
     F.silu: ("silu", ("inplace",)),
     F.hardswish: ("hardswish", ("inplace",)),
+    F.leaky_relu: ("leaky_relu", ("negative_slope", "inplace")),
     F.gelu: ("gelu", ("approximate",)),
     F.sigmoid: ("sigmoid", ()),
     torch.sigmoid: ("sigmoid", ()),
@@ -263,6 +264,8 @@ def _with_activation(norm: Norm) -> Norm | None:
             return None
     if name == "gelu" and given.pop("approximate", "none") == "tanh":
         name = "gelu_tanh"
+    if name == "leaky_relu":
+        name = name_of_leaky_relu(given.pop("negative_slope", 0.01)) or ""
     if given or name not in NORM_ACTIVATIONS:
         return None
     return replace(norm, nodes=(*norm.nodes, node), activation=name)

@@ -29,7 +29,8 @@ __device__ __forceinline__ float gradient(float grad, float value) {
   switch (ACTIVATION) {
     case 1:
     case 7:
-      return passes(value) ? grad : 0.0f;
+    case 10:
+      return passes(value) ? grad : damped(grad);
     case 2: {
       const float gate = 1.0f / (1.0f + expf(-value));
       return grad * gate * (1.0f + value * (1.0f - gate));
@@ -89,7 +90,7 @@ __device__ __forceinline__ void differentiate(float (&dy)[VECTOR], const float (
     }
     if (SECOND) dy[i] += second[i];
     if (MASK) {
-      dy[i] = (beside.bits >> i & 1) != 0 ? dy[i] : 0.0f;
+      dy[i] = (beside.bits >> i & 1) != 0 ? dy[i] : damped(dy[i]);
     } else {
       dy[i] = gradient(dy[i], argument);
     }

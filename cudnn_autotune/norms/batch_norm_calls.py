@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from cudnn_autotune.norms.plan import Form, NormProblem
 
 # Derivatives jump here. Rounding may move an argument across, so gradients this near are 0.
-_JUMPS = {"relu": (0.0,), "relu6": (0.0, 6.0), "hardswish": (-3.0, 3.0)}
+_JUMPS = {"relu": (0.0,), "relu6": (0.0, 6.0), "hardswish": (-3.0, 3.0), "leaky_relu": (0.0,)}
 _BESIDE_JUMP = 0.05
 # The gradients of weight and bias are sums that may cancel. Their errors are relative to at least
 # this part of the output's gradient.
@@ -146,7 +146,7 @@ class BatchNormCall(MeasuredCall):
     def step(self) -> Step:
         given, weight, bias, random = measured_on(self.input, self.weight, self.bias)
         grad_output = random(given)
-        if jumps := _JUMPS.get(self.activation):
+        if jumps := _JUMPS.get(self.activation.partition("(")[0]):
             z = F.batch_norm(given, None, None, weight, bias, True, 0.0, self.eps)
             for place in jumps:
                 grad_output.masked_fill_((z - place).abs_() < _BESIDE_JUMP, 0)

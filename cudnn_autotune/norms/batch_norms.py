@@ -24,6 +24,7 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.nn.modules import Unscriptable
+from cudnn_autotune.norms.reference import name_of_leaky_relu
 
 _ACTIVATIONS = {
     nn.Identity: "identity",
@@ -33,7 +34,7 @@ _ACTIVATIONS = {
     nn.Hardswish: "hardswish",
     nn.Sigmoid: "sigmoid",
 }
-"""Modules that the operators compute behind a norm, beside ``torch.nn.GELU``."""
+"""Modules that the operators compute behind a norm, beside those with a parameter."""
 
 Tail = Callable[[Any], Sequence[nn.Module]]
 _Forward = TypeVar("_Forward", bound=Callable[..., Any])
@@ -198,13 +199,14 @@ def _activation_of(tail: Sequence[nn.Module]) -> str | None:
     something sees their inputs."""
     found = "identity"
     for module in tail:
+        name: str | None
         if type(module) is nn.GELU:
             name = "gelu_tanh" if module.approximate == "tanh" else "gelu"
-        elif type(module) in _ACTIVATIONS:
-            name = _ACTIVATIONS[type(module)]
+        elif type(module) is nn.LeakyReLU:
+            name = name_of_leaky_relu(module.negative_slope)
         else:
-            return None
-        if is_seen(module) or "identity" not in (found, name):
+            name = _ACTIVATIONS.get(type(module))
+        if name is None or is_seen(module) or "identity" not in (found, name):
             return None
         found = found if name == "identity" else name
     return found

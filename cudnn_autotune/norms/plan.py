@@ -11,7 +11,7 @@ import torch
 
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.recipe import Kernel
-from cudnn_autotune.kernels.sources import ACTIVATION_NUMBERS, ELEMENTS, source, version_of
+from cudnn_autotune.kernels.sources import ELEMENTS, activation_macros, source, version_of
 from cudnn_autotune.norms.reference import MASKED_BYTES, NORM_ACTIVATIONS
 
 Form = Literal["kept", "half kept", "two passes"]
@@ -22,8 +22,6 @@ has two, and may keep one of them), or two launches, which read them twice."""
 VERSION = version_of(__name__)
 """The digest of the sources that decide a form's speed and results."""
 
-_NUMBERS = {"identity": 0}
-_NUMBERS |= {name: ACTIVATION_NUMBERS[name] for name in NORM_ACTIVATIONS if name not in _NUMBERS}
 _SEGMENT_BYTES = 128
 """Neighbouring bytes of a row in a block's read: a line of the cache."""
 _FIRST_WITH_COPIES = (8, 0)
@@ -139,7 +137,7 @@ def unsupported_by_kernels(problem: NormProblem) -> str | None:
     """Returns the reason why no kernel computes a problem, or None."""
     if problem.dtype not in ELEMENTS or problem.parameters not in ELEMENTS:
         return f"kernels compute in {', '.join(map(str, ELEMENTS))}"
-    if problem.activation not in _NUMBERS:
+    if problem.activation not in NORM_ACTIVATIONS:
         return f"kernels have no activation {problem.activation!r}"
     vector_bytes = problem.vector * problem.dtype.itemsize
     if problem.groups and problem.planes and problem.is_backward:
@@ -294,7 +292,7 @@ def _launch(
         "THREADS": threads,
         "BLOCKS": 1 if kept else _PASS_BLOCKS[problem.is_backward],
         "UNROLLED": 4,
-        "ACTIVATION": _NUMBERS[problem.activation],
+        **dict(activation_macros("" if problem.activation == "identity" else problem.activation)),
         "PASS": which,
         "SCRATCH_BYTES": scratch,
         "MASK": int(problem.mask),

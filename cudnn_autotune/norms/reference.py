@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cudnn_autotune.engines.activations import ACTIVATIONS
+from cudnn_autotune.engines.activations import ACTIVATIONS, Activation
 
 aten = torch.ops.aten
 
@@ -26,7 +26,20 @@ class NormActivation:
     by_output: bool
     """Whether ``backward`` takes the output in place of the argument."""
     passes: Callable[[Tensor], Tensor] | None = None
-    """output -> mask of the places where the gradient passes unchanged, if it is 0 elsewhere."""
+    """output -> mask of the places where the gradient passes unchanged, if it has one factor
+    elsewhere."""
+    slope: float = 0.0
+    """Factor of the gradient elsewhere."""
+
+
+def _leaky_relu(slope: float) -> NormActivation:
+    return NormActivation(
+        lambda z: F.leaky_relu(z, slope),
+        lambda grad, y: aten.leaky_relu_backward(grad, y, slope, True),
+        by_output=True,
+        passes=lambda y: y > 0,
+        slope=slope,
+    )
 
 
 NORM_ACTIVATIONS: Mapping[str, NormActivation] = {
@@ -52,8 +65,20 @@ NORM_ACTIVATIONS: Mapping[str, NormActivation] = {
         by_output=False,
     ),
     "hardswish": NormActivation(ACTIVATIONS["hardswish"], aten.hardswish_backward, by_output=False),
+    "leaky_relu(0.01)": _leaky_relu(0.01),
+    "leaky_relu(0.1)": _leaky_relu(0.1),
+    "leaky_relu(0.2)": _leaky_relu(0.2),
 }
-"""The activations behind a norm, by name."""
+"""The activations behind a norm, by name. The slopes are PyTorch's default, Darknet's and those of
+discriminators."""
+
+
+def name_of_leaky_relu(slope: object) -> str | None:
+    """Returns the name of a leaky ReLU; None if it is not among ``NORM_ACTIVATIONS``."""
+    if not isinstance(slope, (int, float)):
+        return None
+    name = Activation("leaky_relu", float(slope)).name
+    return name if name in NORM_ACTIVATIONS else None
 
 
 MASKED_BYTES = 16
@@ -236,7 +261,8 @@ def backward(given: BackwardOperands) -> Gradients:
     if given.activation == "identity":
         grad_z = grad
     elif output is not None and output.dtype == torch.uint8:
-        grad_z = torch.where(_unpacked_mask(output, input), grad, 0)
+        elsewhere = grad * derivative.slope if derivative.slope else 0
+        grad_z = torch.where(_unpacked_mask(output, input), grad, elsewhere)
     elif derivative.by_output and output is not None:
         grad_z = derivative.backward(grad, output.to(mean.dtype))
     else:

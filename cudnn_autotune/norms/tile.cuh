@@ -428,7 +428,15 @@ __device__ __forceinline__ float normalized(float x, float mean, float scale, fl
   return (x - mean) * scale + bias;
 }
 
-// Whether a ReLU or ReLU6 passes the gradient of its output y on; where it does not, it is 0.
+// The gradient of the argument of a ReLU, ReLU6 or leaky ReLU where it is not that of the output y.
+__device__ __forceinline__ float damped(float grad) {
+#if ACTIVATION == 10
+  return grad * ACTIVATION_PARAMETER;
+#else
+  return 0.0f;
+#endif
+}
+// Whether it is that of the output.
 __device__ __forceinline__ bool passes(float y) {
-  return !(y <= 0.0f || (ACTIVATION == 7 && y >= 6.0f));
+  return ACTIVATION == 10 ? y > 0.0f : !(y <= 0.0f || (ACTIVATION == 7 && y >= 6.0f));
 }

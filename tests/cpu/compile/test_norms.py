@@ -126,6 +126,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": nn.GELU(approximate="tanh"),
     "sigmoid": torch.sigmoid,
     "sigmoid method": lambda x: x.sigmoid_(),
+    "leaky_relu(0.01)": F.leaky_relu,
+    "leaky_relu(0.1) module": nn.LeakyReLU(0.1, inplace=True),
+    "leaky_relu(0.2)": lambda x: F.leaky_relu(x, negative_slope=0.2),
 }
 
 
@@ -135,7 +138,7 @@ def test_an_activation(name: str) -> None:
     assert served.texts == [f"norm + {name.partition(' ')[0].rstrip('_')}"]
 
 
-@pytest.mark.parametrize("function", [F.leaky_relu, F.hardtanh, torch.tanh, F.elu, abs])
+@pytest.mark.parametrize("function", [nn.LeakyReLU(0.3), F.hardtanh, torch.tanh, F.elu, abs])
 def test_another_activation_is_not_taken(function: Callable[[Tensor], Tensor]) -> None:
     assert check(Activated(function), data(4, 8, 6, 5)).texts == ["norm"]
 

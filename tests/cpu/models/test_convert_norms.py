@@ -284,7 +284,10 @@ class TestLeftToPyTorch:
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize(
     "activation",
-    [nn.Identity(), nn.ReLU(), nn.ReLU6(), nn.SiLU(), nn.Hardswish(), nn.Sigmoid(), nn.GELU()],
+    [
+        *(nn.Identity(), nn.ReLU(), nn.ReLU6(), nn.SiLU(), nn.Hardswish(), nn.Sigmoid(), nn.GELU()),
+        nn.LeakyReLU(0.1),
+    ],
     ids=lambda module: type(module).__name__,
 )
 def test_second_derivatives_are_pytorchs(
@@ -363,6 +366,8 @@ ACTIVATIONS: dict[str, nn.Module] = {
     "gelu": nn.GELU(),
     "gelu_tanh": nn.GELU(approximate="tanh"),
     "hardswish": nn.Hardswish(inplace=True),
+    "leaky_relu(0.01)": nn.LeakyReLU(inplace=True),
+    "leaky_relu(0.2)": nn.LeakyReLU(0.2),
     "sigmoid": nn.Sigmoid(),
 }
 
