@@ -2,7 +2,7 @@
 the batch, then the sum with a residual, then an activation; and the gradients.
 
 They do not change their arguments. The caller updates running statistics from the mean and the
-unbiased variance that the first operator returns. Autograd is in csrc/norm/norm_autograd.cpp.
+unbiased variance that the first operator returns. Autograd is in csrc/norm/batch_norm_autograd.cpp.
 """
 
 from __future__ import annotations
