@@ -18,7 +18,7 @@ from cudnn_autotune.core.display import count, html_table
 from cudnn_autotune.models import classes
 from cudnn_autotune.models import memory_format as layouts
 from cudnn_autotune.models.memory_format import MemoryFormatChoice
-from cudnn_autotune.nn.modules import WithPolicy, check_model
+from cudnn_autotune.nn.modules import WithPolicy, check_inputs, check_model
 from cudnn_autotune.norms.choices import choices_of
 from cudnn_autotune.norms.memory import NormChoice
 from cudnn_autotune.sampling.strategy import SamplingMode
@@ -133,7 +133,7 @@ def convert(
 
     Raises:
         TypeError: ``model`` is not a module, ``norms`` no bool, or ``example_input`` of another
-            type.
+            type, or not what the model's forward takes.
         ValueError: the model is compiled by torch.jit; the mode is unknown or the limit negative;
             ``memory_format`` is another value, comes without ``example_input``, or the model is
             wrapped for several GPUs already.
@@ -144,6 +144,8 @@ def convert(
     if not isinstance(norms, bool):
         raise TypeError(f"norms must be True or False, got {norms!r}")
     arguments = layouts.check_arguments(memory_format, example_input)
+    if memory_format == "auto":
+        check_inputs(model, *arguments, "example_input")
     kept = _settings_kept(model, sampling, workspace_limit)
     with _undone_on_error(model):
         _swap(model, sampling, workspace_limit, norms)

@@ -10,6 +10,7 @@ from torch import nn
 
 from cudnn_autotune.engines.offers import gpu_of, kernels_are_kept
 from cudnn_autotune.models.problems import find
+from cudnn_autotune.nn.modules import check_inputs, check_model
 from cudnn_autotune.sampling.policy import Policy
 from cudnn_autotune.tuning import prefetching, remembering, settings
 
@@ -49,10 +50,12 @@ def prefetch(model: nn.Module, *inputs: Any, **kwargs: Any) -> Prefetched:
         Counts; all are 0 if this package serves no convolution of the model.
 
     Raises:
-        TypeError: ``model`` is not a module.
+        TypeError: ``model`` is not a module, or its forward takes no such ``inputs``.
         ValueError: ``model`` runs on several devices, or has lazy parameters.
         Exception: the model's.
     """
+    check_model(model)
+    check_inputs(model, inputs, kwargs)
     calls = find(model, inputs, kwargs).calls
     problems = {(c.problem, c.sampling, c.workspace_limit): c.device for c in calls}
     limit = settings.get_benchmark_limit()

@@ -27,8 +27,10 @@ def check_model(model: object) -> None:
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
 
 
-def check_inputs(model: nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Raises TypeError unless the model's forward takes these arguments."""
+def check_inputs(
+    model: nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any], name: str = "inputs"
+) -> None:
+    """Raises TypeError unless the model's forward takes these arguments, which ``name`` holds."""
     try:
         signature = inspect.signature(model.forward)
     except (TypeError, ValueError):  # a forward of C++ has none
@@ -37,7 +39,7 @@ def check_inputs(model: nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, A
         signature.bind(*inputs, **kwargs)
     except TypeError as error:
         takes = f"{type(model).__name__}.forward{signature}"
-        raise TypeError(f"inputs must be the arguments of {takes}: {error}") from None
+        raise TypeError(f"{name} must be the arguments of {takes}: {error}") from None
 
 
 class _Signature:

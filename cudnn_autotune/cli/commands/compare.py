@@ -105,7 +105,7 @@ def compare(
             time_limit_s=given["time_limit"],
         )
     except Exception as error:  # the user's own code runs here
-        raise click.ClickException(f"{model}: {type(error).__name__}: {error}") from error
+        raise tune_problems.failed(model, given["input"], error) from error
     found = replace(found, subject=f"{model}: {found.subject}")
     found.show(decision_table.console())
     if json_path is not None:

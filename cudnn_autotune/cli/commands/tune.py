@@ -104,7 +104,7 @@ def tune(ctx: click.Context, /, model: str | None, store_path: Path | None, **gi
     mode = _mode(given["mode"])
     if model is None:
         if not given["input"]:
-            raise refuse("--input", "is needed for a layer")
+            raise refuse("--input", "is needed for a layer; a model is named as MODEL")
         if given["weight"] is None:
             raise refuse("--weight", "is needed for a layer; a model is named as MODEL")
         if len(given["input"]) > 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import pkgutil
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -110,11 +111,14 @@ class Model:
             with torch.set_grad_enabled(self._given["train"]):
                 yield
         except Exception as error:  # the user's own code runs here
-            shapes = [",".join(map(str, shape)) for shape in self._given["input"]]
-            with_inputs = f" with --input {' --input '.join(shapes)}" if shapes else ""
-            raise click.ClickException(
-                f"{self._text}{with_inputs}: {type(error).__name__}: {error}"
-            ) from error
+            raise failed(self._text, self._given["input"], error) from error
+
+
+def failed(text: str, shapes: Sequence[Sequence[int]], error: Exception) -> click.ClickException:
+    """Returns a command's error for one of the code of its model, with inputs of these shapes."""
+    given = [f" --input {','.join(map(str, shape))}" for shape in shapes]
+    with_inputs = f" with{''.join(given)}" if given else ""
+    return click.ClickException(f"{text}{with_inputs}: {type(error).__name__}: {error}")
 
 
 def random_inputs(
@@ -244,14 +248,28 @@ def _imported(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        hint = f"; did you mean {module[:-3]!r}?" if module.endswith(".py") else ""
-        package = module.partition(".")[0]
-        if package in ("torchvision", "timm") and error.name == package:
-            hint = f"; install it: pip install {package}"
+        hint = _hint(module, error)
         raise refuse(_MODEL, f"cannot import {module}{_place(error)}: {error}{hint}") from error
     except (Exception, SystemExit) as error:  # the user's own code runs here
         reason = f"{type(error).__name__}: {error}"
         raise click.ClickException(f"{module} fails to import{_place(error)}: {reason}") from error
+
+
+def _hint(module: str, error: ImportError) -> str:
+    """The end of an error's text that says what to name instead of a module that is missing."""
+    if "/" in module:
+        return "; MODULE is a name as in `import`, of this folder or a package, and no path"
+    missing = error.name or ""
+    is_named = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{missing}.")
+    if not is_named:  # it is one that the user's module imports
+        return ""
+    if missing in ("torchvision", "timm"):
+        return f"; install it: pip install {missing}"
+    stem = missing.removesuffix(".py")
+    parent = stem.rpartition(".")[0]
+    places = getattr(sys.modules.get(parent), "__path__", ()) if parent else [os.getcwd()]
+    prefix = f"{parent}." if parent else ""
+    return did_you_mean(stem, [prefix + found.name for found in pkgutil.iter_modules(places)])
 
 
 def _place(error: BaseException) -> str:

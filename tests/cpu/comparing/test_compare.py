@@ -333,7 +333,8 @@ def test_a_terminal_is_asked_before_a_file_is_replaced(
         (
             "Here",
             ("--input", "2,3,8"),
-            "inputs must be what Here takes, and it raises RuntimeError",
+            ":Here with --input 2,3,8: ValueError: inputs must be what Here takes, and it raises "
+            "RuntimeError",
         ),
     ],
 )

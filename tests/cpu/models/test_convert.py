@@ -520,6 +520,11 @@ def test_no_module(function: Callable[[Any], Any]) -> None:
         ({"memory_format": torch.preserve_format}, ValueError, "memory_format must be None"),
         ({"memory_format": "auto"}, ValueError, "example_input must be given"),
         ({"memory_format": "auto", "example_input": [1]}, TypeError, "example_input must be a"),
+        (
+            {"memory_format": "auto", "example_input": {"y": 1}},
+            TypeError,
+            r"example_input must be the arguments of Net\.forward.*: missing a required",
+        ),
         ({"example_input": torch.ones(1)}, ValueError, "example_input is only for"),
     ],
 )

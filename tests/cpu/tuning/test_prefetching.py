@@ -311,3 +311,5 @@ def test_prefetch_of_a_model_that_is_not_served_here() -> None:
     assert found == ca.Prefetched(problems=0, known=0, read_back=0, compiled=0)
     with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module"):
         ca.prefetch(lambda x: x, torch.randn(1))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"inputs must be .* Sequential\.forward\(input.*missing"):
+        ca.prefetch(model)

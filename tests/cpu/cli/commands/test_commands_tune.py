@@ -188,8 +188,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "my_nets.py").write_text(MODEL)
     (tmp_path / "my_script.py").write_text("raise SystemExit(2)\n")
+    (tmp_path / "my_pkg").mkdir()
+    for name in ("__init__", "models"):
+        (tmp_path / "my_pkg" / f"{name}.py").touch()
+    (tmp_path / "my_pkg" / "uses.py").write_text("import my_net\n")
     yield tmp_path
-    sys.modules.pop("my_nets", None)
+    for name in ("my_nets", "my_pkg"):
+        sys.modules.pop(name, None)
 
 
 def test_a_model(gpu: Simulated, folder: Path) -> None:
@@ -366,7 +371,12 @@ def test_a_package_that_is_missing_is_to_be_installed(
         (":x", 2, "'MODEL'"),
         ("my_nets:", 2, "'MODEL'"),
         ("no_such_module:x", 2, "cannot import no_such_module"),
-        ("mine.py:make", 2, "cannot import mine.py: No module named 'mine'; did you mean 'mine'?"),
+        ("my_net:x", 2, "cannot import my_net: No module named 'my_net'; did you mean 'my_nets'?"),
+        ("my_nets.py:Net", 2, "did you mean 'my_nets'?"),
+        ("my_pkg.model:Net", 2, "did you mean 'my_pkg.models'?"),
+        ("my_pkg.models.py:Net", 2, "did you mean 'my_pkg.models'?"),
+        ("a folder/my_nets.py:Net", 2, "MODULE is a name as in `import`"),
+        ("/a folder/my_nets:Net", 2, "MODULE is a name as in `import`"),
         ("my_nets:absent", 2, "my_nets has no 'absent'"),
         ("my_nets:mode", 2, "my_nets has no 'mode'; did you mean 'made'?"),
         ("my_nets:number", 2, "neither a model nor a callable"),
@@ -386,8 +396,26 @@ def test_models_that_are_none(
 
 
 @pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("absent:x", "No module named 'absent'"),
+        ("absent.py:x", "No module named 'absent'"),
+        ("my_nets.absent:x", "'my_nets' is not a package"),
+        ("my_pkg.uses:x", "(uses.py, line 1): No module named 'my_net'"),
+    ],
+)
+def test_nothing_is_proposed_for_a_module_without_a_near_one(
+    gpu: Simulated, folder: Path, name: str, said: str
+) -> None:
+    text = refused("tune", name, "--input", "4,5,12,12", obj=gpu.bench)
+    assert said in text
+    assert "did you mean" not in text
+
+
+@pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        ((), "'--input': is needed for a layer; a model is named as MODEL"),
         (("--weight", "4,4,3,3"), "'--input'"),
         (("--input", "4,4,8,8"), "'--weight'"),
         (("--input", "4,4,8,8", "--weight", "4,4,3,3", "--memory-format", "auto"), "only with a"),
