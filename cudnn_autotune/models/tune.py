@@ -246,7 +246,7 @@ def try_inputs(model: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]
 @cache
 def _say_that_nothing_is_tuned() -> None:
     why = "there is no CUDA device here" if extension_available() else "this torch has no CUDA"
-    _log.warning("tune() does nothing: %s", why)
+    _log.warning("tune() tunes nothing: %s", why)
 
 
 def _is_terminal() -> bool:

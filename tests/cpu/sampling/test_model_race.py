@@ -340,7 +340,7 @@ def test_without_a_gpu_nothing_is_tuned_and_the_log_says_so_once(
     for tune in (ca.tune, ca.distributed.tune, ca.tune):
         assert tune(model, torch.ones(1, 3, 8, 8)) == []
     (record,) = caplog.records
-    assert record.getMessage().startswith("tune() does nothing: ")
+    assert record.getMessage().startswith("tune() tunes nothing: ")
 
 
 def test_a_finished_search_is_the_threads_own() -> None:
