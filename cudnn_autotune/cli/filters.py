@@ -55,12 +55,10 @@ class Filter:
     @property
     def words(self) -> str:
         """The filter in words, as ``op dgrad or wgrad, engine 67``; empty if all pass."""
-        given = ((field.name, getattr(self, field.name)) for field in fields(self))
-        return ", ".join(
-            f"{name} {(' and ' if name == 'contains' else ' or ').join(texts)}"
-            for name, texts in given
-            if texts
-        )
+        given = {field.name: " or ".join(getattr(self, field.name)) for field in fields(self)}
+        given["text"] = " and ".join(self.contains)
+        del given["contains"]
+        return ", ".join(f"{name} {texts}" for name, texts in given.items() if texts)
 
 
 def _is_by(decision: Decision, engine: str) -> bool:

@@ -138,7 +138,11 @@ input_option = click.option(
     help="The input's shape; several times for a model that takes several.",
 )
 dtype_option = click.option(
-    "--dtype", type=click.Choice(list(DTYPES.values())), default="float32", show_default=True
+    "--dtype",
+    type=click.Choice(list(DTYPES.values())),
+    default="float32",
+    show_default=True,
+    help="Of a layer, or of a model's weights and inputs, which are converted.",
 )
 channels_last_option = click.option("--channels-last", is_flag=True, help="[default: contiguous]")
 

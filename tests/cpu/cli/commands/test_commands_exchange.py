@@ -64,6 +64,8 @@ def test_filters(file: Path, tmp_path: Path) -> None:
     assert wanted
     message = refused("export", tmp_path / "y.json", "--store", file, "--engine", "3")
     assert "none of its 6 decisions has engine 3" in message
+    message = refused("export", tmp_path / "y.json", "--store", file, "--contains", "absent")
+    assert "none of its 6 decisions has text absent" in message
     assert not (tmp_path / "y.json").exists()
 
 
