@@ -142,7 +142,7 @@ dtype_option = click.option(
     type=click.Choice(list(DTYPES.values())),
     default="float32",
     show_default=True,
-    help="Of a layer, or of a model's weights and inputs, which are converted.",
+    help="Of a layer; a model's weights and inputs are converted to it.",
 )
 channels_last_option = click.option("--channels-last", is_flag=True, help="[default: contiguous]")
 
