@@ -133,11 +133,19 @@ def _against(way: str) -> str:
 
 
 def rows(data: dict[str, Any]) -> list[Row]:
+    """Returns the cases of a record, or of merged ones. A process that measured all ways of an
+    earlier one, by the same mode of PyTorch's, takes its place."""
     found: dict[Any, list[Run]] = {}
     for run in data["results"].get("runs", []):
         batch = run.get("batch", data["arguments"].get("batch"))  # one for all in older records
-        found.setdefault((run["model"], run["step"], run["layout"], batch), []).append(run)
+        runs = found.setdefault((run["model"], run["step"], run["layout"], batch), [])
+        runs[:] = [one for one in runs if not _replaces(run, one)] + [run]
     return [Row(key, runs) for key, runs in found.items()]
+
+
+def _replaces(run: Run, earlier: Run) -> bool:
+    ways = run.get("times_ms", {}).keys()
+    return run["pytorch"] == earlier["pytorch"] and ways >= earlier.get("times_ms", {}).keys()
 
 
 def tables(data: dict[str, Any]) -> list[Table]:

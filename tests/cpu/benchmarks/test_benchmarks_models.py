@@ -309,6 +309,21 @@ def test_times_of_other_processes_are_compared_by_what_ours_took() -> None:
     assert "one failed." in errors.note
 
 
+def test_a_later_process_takes_the_place_of_one_with_no_more_ways() -> None:
+    """Not of one by another of PyTorch's modes, nor of one that measured another way."""
+    earlier = {"eager": 4.0, "compile": 3.0, "backend": 2.0}
+    runs = [
+        measured("a", "pytorch_on_10", earlier),
+        measured("a", "pytorch_off", {"eager": 8.0, "compile": 6.0}),
+        measured("a", "pytorch_on_10", {"eager": 2.0, "compile": 2.0, "backend": 1.0}),
+    ]
+    (row,) = rows(report_data(*runs))
+    assert row.ours == {"backend": 1.0}
+    assert row.pytorch()["compile", "pytorch_on_10"] == 2.0
+    (row,) = rows(report_data(runs[0], measured("a", "pytorch_on_10", {"eager": 2.0})))
+    assert row.ours == {"backend": 2.0}
+
+
 def test_ratios_are_those_of_the_blocks_of_one_round() -> None:
     """The clock drifts by more than the ways differ, and a block was disturbed."""
     drift = [1.0, 1.2, 1.4, 1.6, 1.8]
