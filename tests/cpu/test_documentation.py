@@ -262,14 +262,32 @@ def gains_on_timm(name: str, parts: int) -> dict[str, float]:
 
 
 def test_timm() -> None:
-    inference = gains_on_timm("models_timm", 3)
-    training = gains_on_timm("models_timm_training", 4)
+    inference = gains_on_timm("models_timm", 4)
+    training = gains_on_timm("models_timm_training", 7)
     text = " ".join(README.read_text().split())
     assert f"{len(inference)} of timm's models, inference; {len(training)}, training" in text
     least, most, mean = spread(inference)
     expected = f"{least:.3f} to {most:.2f} over the best of PyTorch's, mean {mean:.2f}"
     assert expected in answer("models_timm")
     assert "{:.2f} to {:.2f}, mean {:.2f}".format(*spread(training)) in answer("models_timm")
+
+
+def test_decoders() -> None:
+    text = answer("models_decoders")
+    for name, case, named in (
+        ("qwen", "qwen_decode", "Qwen-Image"),
+        ("images", "flux_decode", "FLUX"),
+        ("images", "sd_decode", "Stable Diffusion"),
+        ("hunyuan", "hunyuan_decode", "HunyuanVideo"),
+        ("video", "cogvideox_decode", "CogVideoX"),
+        ("ltx", "ltx_decode", "LTX-Video"),
+        ("video", "wan_decode", "Wan"),
+    ):
+        runs = record(f"models_decoders_{name}")["results"]["runs"]
+        (times,) = (run["times_ms"] for run in runs if run["model"] == case)
+        rivals = times.keys() & {"compile", "compile_last", "eager_last"}
+        best = min(rivals, key=lambda way: statistics.median(times[way]))
+        assert f"{named} {in_turns(times[best], times['backend']):.2f}" in text
 
 
 def spread(gains: dict[str, float]) -> list[float]:
