@@ -138,7 +138,7 @@ def is_prefetching() -> bool:
 # Each setting is set on its own, so that no thread undoes another's setting.
 def set_sampling(mode: SamplingMode | str) -> None:
     """Sets the sampling mode of calls that name none. Raises ValueError for an unknown mode."""
-    _C.set_sampling(check_sampling(mode))
+    _C.set_sampling(check_sampling(mode, "mode"))
 
 
 def set_workspace_limit(workspace_limit: int | None) -> None:

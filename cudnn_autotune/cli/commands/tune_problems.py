@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import os
 import pkgutil
 import sys
@@ -202,7 +203,20 @@ def _with_inputs(
     model, inputs = made
     if shapes:
         raise refuse("--input", f"not with {text}, which returns the inputs")
+    if isinstance(inputs, dict):
+        return model, _positional(model, inputs)
     return model, tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
+
+
+def _positional(model: nn.Module, inputs: dict[Any, Any]) -> tuple[Any, ...]:
+    """Returns keyword arguments of a model's forward as positional ones; the dict itself if the
+    forward does not take them so."""
+    try:
+        bound = inspect.signature(model.forward).bind(**inputs)
+    except TypeError:
+        return (inputs,)
+    bound.apply_defaults()
+    return (inputs,) if bound.kwargs else bound.args
 
 
 def _with_source(name: str) -> str:

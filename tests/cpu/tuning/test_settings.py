@@ -343,10 +343,10 @@ def test_a_context_restores_only_what_it_has_set() -> None:
 @pytest.mark.parametrize("name", ["", "fastest", "TILL_STABLE", "till-stable", "neighbour"])
 def test_unknown_modes_are_named_with_the_allowed(name: str) -> None:
     before = ca.get_sampling()
-    for use in (ca.set_sampling, lambda n: ca.flags(n).__enter__()):
-        with pytest.raises(ValueError) as error:
-            use(name)
-        assert "sampling" in str(error.value)
+    uses = {"mode": ca.set_sampling, "sampling": lambda n: ca.flags(n).__enter__()}
+    for argument, use in uses.items():
+        with pytest.raises(ValueError, match=f"^{argument} must be") as error:
+            use(name)  # type: ignore[operator]
         assert all(mode in str(error.value) for mode in BUILT_IN_MODES)
     assert ca.get_sampling() == before
 

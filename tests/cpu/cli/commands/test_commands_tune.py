@@ -72,6 +72,10 @@ number = 3
 def pair():
     return Net(), torch.zeros(4, 3, 12, 12)
 
+
+def keywords():
+    return Net(), {"x": torch.zeros(4, 3, 12, 12)}
+
 def fails():
     raise KeyError("no such size")
 
@@ -338,9 +342,10 @@ def test_what_is_not_served_is_said(gpu: Simulated, folder: Path) -> None:
     assert "not served" not in succeeded("tune", "my_nets:Net", *given, obj=gpu.bench)
 
 
-def test_a_callable_may_return_its_inputs(gpu: Simulated, folder: Path) -> None:
+@pytest.mark.parametrize("name", ["pair", "keywords"])
+def test_a_callable_may_return_its_inputs(gpu: Simulated, folder: Path, name: str) -> None:
     store = ("--store", folder / "store")
-    with_inputs = run("tune", "my_nets:pair", *store, "--json", obj=gpu.bench)
+    with_inputs = run("tune", f"my_nets:{name}", *store, "--json", obj=gpu.bench)
     assert with_inputs.exit_code == 0, with_inputs.output
     by_shape = ("--input", "4,3,12,12", *store, "--json")
     known = run("tune", "my_nets:Net", *by_shape, obj=gpu.bench)
