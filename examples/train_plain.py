@@ -1,9 +1,11 @@
-"""Trains a small network on random images, with its convolutions tuned.
+"""Trains a small network on random images, by PyTorch alone.
 
-    python examples/train_plain.py --steps 100
+    cudnn-autotune run examples/train_plain.py --steps 100
+    python examples/train_plain.py --steps 100 --convert
 
-On a GPU the engine of every convolution is searched in the first step, in bfloat16, in the faster
-of two layouts. The checkpoint that it writes is that of a plain model.
+`run` tunes the convolutions of the script as it is. With `--convert` the script converts its model:
+on a GPU every convolution's engine is searched in the first step, in the faster of two layouts. The
+checkpoint is that of a plain model.
 """
 
 from __future__ import annotations
@@ -14,8 +16,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-
-import cudnn_autotune
 
 
 class Block(nn.Module):
@@ -49,6 +49,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, help="default: 64, and 8 on a CPU")
     parser.add_argument("--size", type=int, default=128)
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--convert", action="store_true", help="by cudnn_autotune")
     parser.add_argument("--checkpoint", type=Path, help="write the trained weights here")
     options = parser.parse_args()
 
@@ -58,9 +59,12 @@ def main() -> None:
     labels = torch.randint(0, 10, (batch,), device=device)
 
     model = make(options.channels).to(device)
-    with torch.autocast(device, torch.bfloat16):
-        cudnn_autotune.convert(model, memory_format="auto", example_input=images)
-    print(cudnn_autotune.conversion(model))
+    if options.convert:
+        import cudnn_autotune
+
+        with torch.autocast(device, torch.bfloat16):
+            cudnn_autotune.convert(model, memory_format="auto", example_input=images)
+        print(cudnn_autotune.conversion(model))
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     for step in range(options.steps):

@@ -40,9 +40,9 @@ def test_every_example_is_run_here() -> None:
 
 def test_plain(run, tmp_path: Path) -> None:
     file = tmp_path / "weights.pt"
-    text = run(
-        "train_plain", *TINY, "--device", "cpu", "--channels", "4", "--checkpoint", str(file)
-    )
+    given = ("train_plain", *TINY, "--device", "cpu", "--channels", "4")
+    assert "served by" not in run(*given)
+    text = run(*given, "--checkpoint", str(file), "--convert")
     assert "5 served by cudnn_autotune, 0 by PyTorch" in text
     assert "ms a step" in text
     assert re.search(r"step 1: loss \d", text)
