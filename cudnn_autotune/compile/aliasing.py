@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType
 from typing import Any
@@ -19,7 +19,17 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 PLAIN = (FakeTensor, Tensor, nn.Parameter)
 """The classes of tensors without rules of their own."""
 
-_BATCH_NORMS = (F.batch_norm, torch.batch_norm)
+RUNNING = ("running_mean", "running_var")
+"""The parameters of a norm's running statistics."""
+NORMS: Mapping[Any, Sequence[str]] = {
+    F.batch_norm: ("input", *RUNNING, "weight", "bias", "training"),
+    torch.batch_norm: ("input", "weight", "bias", *RUNNING, "training"),
+    F.instance_norm: ("input", *RUNNING, "weight", "bias", "use_input_stats"),
+    torch.instance_norm: ("input", "weight", "bias", *RUNNING, "use_input_stats"),
+}
+"""PyTorch's norms with running statistics -> their first parameters, in order. The last one of
+these tells whether a norm takes statistics of its input."""
+_DEFAULTS = {"training": False, "use_input_stats": True}
 
 # Methods of Python that write into their first operand, as functions of `operator` do.
 _IN_PLACE = "add and concat floordiv lshift matmul mod mul or pow rshift sub truediv xor"
@@ -76,15 +86,19 @@ def storages_when_run(graph: GraphModule) -> dict[Node, set[int]]:
 
 
 def written_by(node: Node) -> set[int]:
-    """Returns the storages into which a call may write, without running statistics."""
+    """Returns the storages into which a call may write."""
     return storages(written_operands(node))
 
 
 def written_operands(node: Node) -> Sequence[Node]:
     """Returns the operands into which a call may write; all of them if unknown."""
     target, operands = node.target, node.all_input_nodes
-    if not node.op.startswith("call") or target in _BATCH_NORMS:
+    if not node.op.startswith("call"):
         return ()
+    if target in NORMS:
+        given = arguments_of_norm(node)
+        running = [given[name] for name in RUNNING if isinstance(given.get(name), Node)]
+        return running if takes_statistics(node) is not False else ()
     if isinstance(target, torch._ops.OpOverload):
         return operands if target._schema.is_mutable else ()
     is_operator = getattr(target, "__module__", "") == "_operator"
@@ -115,7 +129,18 @@ def written_operands(node: Node) -> Sequence[Node]:
 
 
 def written_among(graph: Graph, nodes: Iterable[Node]) -> set[Node]:
-    """Returns the nodes into whose memory a call in a graph of Dynamo may write, without running
-    statistics of batch norms."""
+    """Returns the nodes into whose memory a call in a graph of Dynamo may write."""
     written = {storage for node in graph.nodes for storage in written_by(node)}
     return {node for node in nodes if not written.isdisjoint(storages(node))}
+
+
+def arguments_of_norm(node: Node) -> dict[str, Any]:
+    """Returns the given arguments of one of ``NORMS``, by parameter, without a momentum and an
+    epsilon that have no name."""
+    return {**dict(zip(NORMS[node.target], node.args, strict=False)), **node.kwargs}
+
+
+def takes_statistics(node: Node) -> Any:
+    """Returns whether one of ``NORMS`` takes statistics of its input; a node if that varies."""
+    flag = NORMS[node.target][-1]
+    return arguments_of_norm(node).get(flag, _DEFAULTS[flag])

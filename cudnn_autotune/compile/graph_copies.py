@@ -9,7 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from cudnn_autotune.compile.aliasing import value_of
+from cudnn_autotune.compile.aliasing import (
+    NORMS,
+    arguments_of_norm,
+    takes_statistics,
+    value_of,
+)
 from cudnn_autotune.compile.formulas import FORMULAS
 from cudnn_autotune.compile.pads import fold_pads
 from cudnn_autotune.nn.counterparts import CONVOLUTIONS, COUNTERPARTS
@@ -76,9 +81,10 @@ def drop_biases(graph: GraphModule) -> None:
     the bias gets its gradient.
     """
     for norm in list(graph.graph.nodes):
-        if norm.op != "call_function" or norm.target not in _FLAGS:
+        if norm.op != "call_function" or norm.target not in NORMS:
             continue
-        convolution = argument_of(norm, 0, "input")
+        given = arguments_of_norm(norm)
+        convolution: Any = given.get("input")
         is_only = (
             isinstance(convolution, Node)
             and convolution.op == "call_function"
@@ -86,17 +92,17 @@ def drop_biases(graph: GraphModule) -> None:
             and set(convolution.users) == {norm}
         )
         bias = argument_of(convolution, 2, "bias") if is_only else None
-        shift = argument_of(norm, 4, "bias")
-        position, flag, default = _FLAGS[norm.target]
-        subtracts = argument_of(norm, position, flag, default) is True
+        shift = given.get("bias")
+        subtracts = takes_statistics(norm) is True
         if not (subtracts and isinstance(bias, Node) and isinstance(shift, Node)):
             continue
         with graph.graph.inserting_before(norm):
             shifted = graph.graph.call_function(_with_not_finite_of, (shift, bias))
         shifted.meta = dict(shift.meta)
-        _set_argument(norm, 4, "bias", shifted)
+        _set_argument(norm, NORMS[norm.target].index("bias"), "bias", shifted)
         constant = None
-        if norm.target is not F.instance_norm or argument_of(norm, 1, "running_mean") is not None:
+        is_of_batch = norm.target in (F.batch_norm, torch.batch_norm)
+        if is_of_batch or given.get("running_mean") is not None:
             with graph.graph.inserting_before(convolution):
                 constant = graph.graph.call_function(torch.Tensor.detach, (bias,))
             constant.meta = dict(bias.meta)
@@ -120,11 +126,3 @@ def _with_not_finite_of(shift: Tensor, bias: Tensor) -> Tensor:
 def argument_of(node: Node, position: int, name: str, default: Any = None) -> Any:
     """Returns an argument of a call; the default if it is not given."""
     return node.kwargs.get(name, node.args[position] if len(node.args) > position else default)
-
-
-# Norm -> the position, name and default of what tells whether it takes statistics of its input.
-_FLAGS: dict[Any, tuple[int, str, bool]] = {
-    F.instance_norm: (5, "use_input_stats", True),
-    F.batch_norm: (5, "training", False),
-    torch.batch_norm: (5, "training", False),
-}

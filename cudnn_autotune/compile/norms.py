@@ -21,7 +21,14 @@ import torch
 import torch.nn.functional as F
 from torch.fx import Graph, Node
 
-from cudnn_autotune.compile.aliasing import PLAIN, storages, value_of, written_by
+from cudnn_autotune.compile.aliasing import (
+    NORMS,
+    PLAIN,
+    RUNNING,
+    storages,
+    value_of,
+    written_by,
+)
 from cudnn_autotune.compile.groups import is_same_shape
 from cudnn_autotune.nn.counterparts import CONVOLUTIONS
 from cudnn_autotune.norms.operators import unsupported
@@ -31,10 +38,8 @@ _batch_norm_act = torch.ops.cudnn_autotune.batch_norm_act.default
 _aten = torch.ops.aten
 
 # The parameters of PyTorch's functions for a batch norm, in order.
-_OPTIONS = ("training", "momentum", "eps")
 _PARAMETERS: Mapping[Any, Sequence[str]] = {
-    F.batch_norm: ("input", "running_mean", "running_var", "weight", "bias", *_OPTIONS),
-    torch.batch_norm: ("input", "weight", "bias", "running_mean", "running_var", *_OPTIONS),
+    target: (*NORMS[target], "momentum", "eps") for target in (F.batch_norm, torch.batch_norm)
 }
 _DEFAULTS = {"training": False, "momentum": 0.1, "eps": 1e-5}
 
@@ -173,7 +178,7 @@ def find_norms(graph: Graph) -> list[Norm]:
 def _arguments(node: Node) -> dict[str, Any]:
     """Returns the arguments of a batch norm, by parameter, with the defaults."""
     given = dict(zip(_PARAMETERS[node.target], node.args, strict=False))
-    names = ("running_mean", "running_var", "weight", "bias")
+    names = (*RUNNING, "weight", "bias")
     arguments = {**dict.fromkeys(names), **_DEFAULTS, **given, **node.kwargs}
     for name in ("momentum", "eps"):
         if isinstance(value := arguments[name], Node) and isinstance(
@@ -196,7 +201,7 @@ def _obstacle(arguments: Mapping[str, Any], sharing: Mapping[int, int]) -> str |
     Args:
         sharing: the number of inputs of the graph in each memory.
     """
-    names = ("input", "weight", "bias", "running_mean", "running_var")
+    names = ("input", "weight", "bias", *RUNNING)
     tensors = [arguments[name] for name in names]
     x, weight, bias, *running = [value_of(n) if isinstance(n, Node) else n for n in tensors]
     if any(value is not None and type(value) not in PLAIN for value in (x, weight, bias)):
@@ -300,14 +305,6 @@ def _saved(norm: Norm) -> set[int]:
     if norm.residual is not None and NORM_ACTIVATIONS[norm.activation].by_output:
         saved = [norm.output]
     return storages(saved)
-
-
-def running_statistics(graph: Graph) -> set[Node]:
-    """Returns the running statistics that batch norms of a graph of Dynamo write into."""
-    calls = [_arguments(node) for node in graph.nodes if node.target in _PARAMETERS]
-    written = [call for call in calls if call["training"] is not False]
-    values = [call[name] for call in written for name in ("running_mean", "running_var")]
-    return {value for value in values if isinstance(value, Node)}
 
 
 def begins_transform(node: Node) -> bool:

@@ -38,7 +38,6 @@ from cudnn_autotune.compile.layouts import (
 from cudnn_autotune.compile.norms import (
     begins_transform,
     find_norms,
-    running_statistics,
     serve_norms,
 )
 from cudnn_autotune.compile.programs import (
@@ -228,7 +227,6 @@ class TrainingGraph(ComparedGraph):
         written = written_among(graph.graph, placeholders)
         if not written <= buffers.keys():
             return "writes into its inputs"
-        written |= running_statistics(graph.graph)
         self._written = [i for node, i in buffers.items() if node in written]
         return None
 

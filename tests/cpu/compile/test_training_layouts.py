@@ -349,6 +349,41 @@ def test_auto_compares_the_other_layout(given: str, caplog: pytest.LogCaptureFix
     assert not [record for record in warned if record.name.startswith("cudnn_autotune")]
 
 
+NORMS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "batch": lambda x, mean, var: F.batch_norm(x, mean, var, training=True),
+    "instance": lambda x, mean, var: F.instance_norm(x, mean, var),
+    "batch, torch's": lambda x, mean, var: torch.batch_norm(
+        *(x, None, None, mean, var, True, 0.1, 1e-5, False)
+    ),
+    "instance, torch's": lambda x, mean, var: torch.instance_norm(
+        *(x, None, None, mean, var, True, 0.1, 1e-5, False)
+    ),
+}
+
+
+@pytest.mark.parametrize("are_inputs", [False, True])
+@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.basic(2, of="are_inputs")
+def test_a_comparison_updates_running_statistics_once(name: str, are_inputs: bool) -> None:
+    """They are rows of one tensor."""
+
+    def forward(model: Any, x: Tensor, *given: Tensor) -> Tensor:
+        mean, var = given[0] if given else model.statistics
+        return NORMS[name](model.conv(x), mean, var)
+
+    model = Made(forward, conv=nn.Conv2d(8, 8, 3))
+    model.register_buffer("statistics", torch.ones(2, 8))
+    statistics, call = torch.ones(2, 8), compiled(model, compare=True, memory_format="auto")
+    twin, exact = copy.deepcopy(model).double(), torch.ones(2, 8).double()
+    for _ in range(2):
+        x = torch.randn(IMAGES)
+        call(x, *[statistics] * are_inputs).sum().backward()
+        twin(x.double(), *[exact] * are_inputs)
+    torch.testing.assert_close(statistics.double(), exact)
+    torch.testing.assert_close(model.statistics.double(), twin.statistics)
+    assert last().note == "not compared: the graph writes into its inputs" * are_inputs
+
+
 @pytest.mark.parametrize("up", [nn.ConvTranspose1d, nn.ConvTranspose2d])
 @pytest.mark.basic(1)
 def test_a_backward_reads_one_copy_of_the_gradient(up: Any, on_cpu: None) -> None:
@@ -377,9 +412,18 @@ def read_twice() -> nn.Module:
     return Made(forward, conv=nn.Conv2d(8, 8, 3), norm=nn.InstanceNorm2d(8))
 
 
+class PlainNorm(nn.BatchNorm2d):
+    """PyTorch's other function for a batch norm."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        tensors = self.weight, self.bias, self.running_mean, self.running_var
+        return torch.batch_norm(x, *tensors, True, 0.1, self.eps, False)
+
+
 @pytest.mark.parametrize(
     ("make", "is_zero"),
     [
+        (lambda: biased(PlainNorm(8)), True),
         (lambda: biased(nn.InstanceNorm2d(8, affine=True)), True),
         (lambda: biased(nn.BatchNorm2d(8)), True),
         (lambda: biased(nn.BatchNorm2d(8, track_running_stats=False)).eval(), True),

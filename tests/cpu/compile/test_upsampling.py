@@ -208,6 +208,19 @@ def test_renormalised_embeddings_are_seen(replaced: list[int]) -> None:
     assert replaced == [0]
 
 
+def test_running_statistics_are_seen(replaced: list[int]) -> None:
+    def late(model: Any, x: Tensor) -> Tensor:
+        source = x * 2
+        y = F.interpolate(source, scale_factor=2)
+        mean, var = source[:, :, 0, 0]
+        found = F.batch_norm(x, mean, var, training=True).square()
+        result: Tensor = model.conv(y) + found.sum()
+        return result
+
+    check(Made(late, conv=nn.Conv2d(8, 8, 1)), torch.randn(SIZES[2]))
+    assert replaced == [0]
+
+
 DYNAMIC: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {
     "dimension": lambda x, w, n: F.conv2d(torch.cat([x, x], dim=n), w[:, :, :1, :1]),
     "stride": lambda x, w, n: F.conv2d(F.interpolate(x, scale_factor=2), w, stride=n),
