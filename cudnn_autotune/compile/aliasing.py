@@ -31,6 +31,9 @@ NORMS: Mapping[Any, Sequence[str]] = {
 these tells whether a norm takes statistics of its input."""
 _DEFAULTS = {"training": False, "use_input_stats": True}
 
+CONCATENATIONS = (torch.cat, torch.concat, torch.concatenate)
+"""PyTorch's names of one function."""
+
 # Methods of Python that write into their first operand, as functions of `operator` do.
 _IN_PLACE = "add and concat floordiv lshift matmul mod mul or pow rshift sub truediv xor"
 _WRITING = {"__setitem__", "__delitem__", *(f"__i{name}__" for name in _IN_PLACE.split())}

@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch.fx import Graph, Node
 
 from cudnn_autotune.compile.aliasing import (
+    CONCATENATIONS,
     NORMS,
     PLAIN,
     RUNNING,
@@ -42,8 +43,6 @@ _PARAMETERS: Mapping[Any, Sequence[str]] = {
     target: (*NORMS[target], "momentum", "eps") for target in (F.batch_norm, torch.batch_norm)
 }
 _DEFAULTS = {"training": False, "momentum": 0.1, "eps": 1e-5}
-
-_CONCATENATIONS = (torch.cat, torch.concat, torch.concatenate)
 
 # An addition of two operands, and whether it writes into the first.
 _ADDITIONS: Mapping[Any, bool] = {
@@ -210,7 +209,7 @@ def _obstacle(arguments: Mapping[str, Any], sharing: Mapping[int, int]) -> str |
         return "its momentum or epsilon is computed"
     if x.dtype == torch.float64:
         return "it is in torch.float64"
-    if arguments["input"].target in _CONCATENATIONS:
+    if arguments["input"].target in CONCATENATIONS:
         # Generated code need not hold the whole: it reads the parts, also in the backward.
         return "its input is a concatenation, which takes less memory in parts"
     if (reason := unsupported(x, weight, bias)) is not None:

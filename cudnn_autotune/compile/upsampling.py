@@ -18,13 +18,17 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from cudnn_autotune.compile.aliasing import fake_tensors, value_of, written_among
+from cudnn_autotune.compile.aliasing import (
+    CONCATENATIONS,
+    fake_tensors,
+    value_of,
+    written_among,
+)
 from cudnn_autotune.compile.formulas import interpolate
 from cudnn_autotune.engines.conv_layout import conv_memory_format, laid_out
 from cudnn_autotune.functional import conv2d, conv3d
 
 _CONVOLUTIONS = (conv2d, conv3d)
-_CONCATENATIONS = (torch.cat, torch.concat, torch.concatenate)
 # The least number of a large image's pixels for each one of the small image.
 _LEAST_RATIO = 2
 
@@ -125,13 +129,13 @@ def _call_of(node: Node) -> _Call | None:
 
 def _concatenated(node: Any) -> tuple[list[Any], int]:
     """Returns the parts of a concatenation and its dimension; of others the node itself and 2."""
-    if not isinstance(node, Node) or node.target not in _CONCATENATIONS:
+    if not isinstance(node, Node) or node.target not in CONCATENATIONS:
         return [node], 2
     given: dict[str, Any] = {
         **dict(zip(("tensors", "dim"), node.args, strict=False)),
         **node.kwargs,
     }
-    value, dim = value_of(node), given.get("dim", 0)
+    value, dim = value_of(node), given.get("dim", given.get("axis", 0))
     is_known = isinstance(value, Tensor) and isinstance(dim, int)
     return list(given["tensors"]), dim % value.dim() if is_known else dim
 

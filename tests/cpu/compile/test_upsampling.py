@@ -87,7 +87,7 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, int, int]]] = {
                     F.interpolate(z[:, :, :, half], scale_factor=2)
                     for half in (slice(3, None), slice(3))
                 ],
-                dim=-1,
+                axis=-1,
             )
         ),
         2,
