@@ -102,8 +102,6 @@ def written_operands(node: Node) -> Sequence[Node]:
         given = arguments_of_norm(node)
         running = [given[name] for name in RUNNING if isinstance(given.get(name), Node)]
         return running if takes_statistics(node) is not False else ()
-    if isinstance(target, torch._ops.OpOverload):
-        return operands if target._schema.is_mutable else ()
     is_operator = getattr(target, "__module__", "") == "_operator"
     if isinstance(target, str) or is_operator:
         name = target if isinstance(target, str) else f"__{target.__name__}__"
@@ -111,12 +109,6 @@ def written_operands(node: Node) -> Sequence[Node]:
         return operands[:1] if is_in_place or name in _WRITING else ()
     if "out" in node.kwargs:
         return operands
-    if isinstance(target, torch._ops.OpOverloadPacket):
-        schemas = [getattr(target, name)._schema for name in target.overloads()]
-        arguments = [argument for schema in schemas for argument in schema.arguments]
-        # Results that are written into are given by name.
-        written = (a for a in arguments if a.alias_info is not None and a.alias_info.is_write)
-        return operands if any(not argument.kwarg_only for argument in written) else ()
     if isinstance(target, FunctionType):
         try:
             given = inspect.signature(target).bind(*node.args, **node.kwargs).arguments
@@ -126,9 +118,37 @@ def written_operands(node: Node) -> Sequence[Node]:
         if given.get("max_norm") is not None:
             return operands
         return operands[:1] if given.get("inplace") else ()
-    # Dynamo also puts functions in C into a graph, and operators with graphs of their own.
+    schemas = _schemas_of(target)
+    if schemas is None:  # Dynamo also puts operators with graphs of their own into a graph
+        return operands
+    return [one for schema in schemas for one in _written_in(schema, node)]
+
+
+def _schemas_of(target: Any) -> Sequence[Any] | None:
+    """Returns the schemas of an operator of PyTorch, or those of a function in C, which has none if
+    it is not ATen's; None if a call of the target may write into anything."""
+    if isinstance(target, torch._ops.OpOverload):
+        return [target._schema]
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return [getattr(target, name)._schema for name in target.overloads()]
     is_function = isinstance(target, (BuiltinFunctionType, MethodDescriptorType))
-    return () if is_function and not target.__name__.endswith("_") else operands
+    if not is_function or target.__name__.endswith("_"):
+        return None
+    return torch._C._jit_get_schemas_for_operator(f"aten::{target.__name__}")
+
+
+def _written_in(schema: Any, node: Node) -> list[Node]:
+    """Returns the operands into which a call writes by a schema. A schema does not tell of running
+    statistics."""
+    names = [argument.name for argument in schema.arguments]
+    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    written = {
+        a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write
+    }
+    if not any(given.get(flag) is False for flag in _DEFAULTS):
+        written.update(RUNNING)
+    values = tree_leaves([given[name] for name in written & given.keys()])
+    return [value for value in values if isinstance(value, Node)]
 
 
 def written_among(graph: Graph, nodes: Iterable[Node]) -> set[Node]:

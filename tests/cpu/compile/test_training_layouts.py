@@ -358,6 +358,12 @@ NORMS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "instance, torch's": lambda x, mean, var: torch.instance_norm(
         *(x, None, None, mean, var, True, 0.1, 1e-5, False)
     ),
+    "batch, native": lambda x, mean, var: torch.native_batch_norm(
+        *(x, None, None, mean, var, True, 0.1, 1e-5)
+    )[0],
+    "batch, ATen's": lambda x, mean, var: torch.ops.aten.batch_norm.default(
+        *(x, None, None, mean, var, True, 0.1, 1e-5, False)
+    ),
 }
 
 
@@ -382,6 +388,26 @@ def test_a_comparison_updates_running_statistics_once(name: str, are_inputs: boo
     torch.testing.assert_close(statistics.double(), exact)
     torch.testing.assert_close(model.statistics.double(), twin.statistics)
     assert last().note == "not compared: the graph writes into its inputs" * are_inputs
+
+
+def test_a_comparison_moves_an_observer_once() -> None:
+    """Training with fake quantisation: the range of the values is a moving average."""
+
+    def forward(model: Any, x: Tensor) -> Tensor:
+        state = model.on, model.on, model.least, model.most, model.scale, model.zero
+        return torch.fused_moving_avg_obs_fake_quant(model.conv(x), *state, 0.1, 0, 255, -1)
+
+    model = Made(forward, conv=nn.Conv2d(8, 8, 3))
+    for name in ("on", "least", "most", "scale"):
+        model.register_buffer(name, torch.ones(1))
+    model.register_buffer("zero", torch.zeros(1, dtype=torch.int32))
+    twin, call = copy.deepcopy(model), compiled(model, compare=True, memory_format="auto")
+    for _ in range(2):
+        x = torch.randn(IMAGES)
+        call(x).sum().backward()
+        twin(x)
+    assert last().times_ms
+    torch.testing.assert_close(dict(model.named_buffers()), dict(twin.named_buffers()))
 
 
 @pytest.mark.parametrize("up", [nn.ConvTranspose1d, nn.ConvTranspose2d])
