@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Node
 from cudnn_autotune.compile.aliasing import (
     NORMS,
     arguments_of_norm,
+    fake_tensors,
     takes_statistics,
     value_of,
 )
@@ -90,6 +91,7 @@ def drop_biases(graph: GraphModule) -> None:
             and convolution.op == "call_function"
             and convolution.target in CONVOLUTIONS
             and set(convolution.users) == {norm}
+            and _has_batch(convolution)
         )
         bias = argument_of(convolution, 2, "bias") if is_only else None
         shift = given.get("bias")
@@ -108,6 +110,14 @@ def drop_biases(graph: GraphModule) -> None:
             constant.meta = dict(bias.meta)
         _set_argument(convolution, 2, "bias", constant)
     graph.recompile()
+
+
+def _has_batch(convolution: Node) -> bool:
+    """Returns whether a convolution's channels are its output's second dimension, as a norm's are.
+    Those of a single image are its first."""
+    weight = argument_of(convolution, 1, "weight")
+    dims = [value.dim() for value in fake_tensors([convolution, weight]).values()]
+    return len(dims) == 2 and dims[0] == dims[1]
 
 
 def _set_argument(node: Node, position: int, name: str, value: Node | None) -> None:

@@ -438,6 +438,15 @@ def read_twice() -> nn.Module:
     return Made(forward, conv=nn.Conv2d(8, 8, 3), norm=nn.InstanceNorm2d(8))
 
 
+def norm_of_rows() -> nn.Module:
+    """One image without a batch, whose first dimension the norm takes for a batch."""
+    return Made(
+        lambda model, x: model.norm(model.conv(x[0])).square(),
+        conv=nn.Conv2d(8, 8, 1),
+        norm=nn.BatchNorm1d(IMAGES[2]),
+    )
+
+
 class PlainNorm(nn.BatchNorm2d):
     """PyTorch's other function for a batch norm."""
 
@@ -458,6 +467,7 @@ class PlainNorm(nn.BatchNorm2d):
         (lambda: biased(nn.BatchNorm2d(8)).eval(), False),
         (lambda: biased(nn.GroupNorm(4, 8)), False),
         (read_twice, False),
+        (norm_of_rows, False),
     ],
 )
 @pytest.mark.basic(1)
