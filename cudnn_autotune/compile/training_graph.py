@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch._guards import TracingContext
+from torch.autograd.graph import saved_tensors_hooks
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import disable_autocast_cache
 
@@ -254,6 +255,8 @@ class TrainingGraph(ComparedGraph):
 
     def _choose_if_free(self, inputs: Sequence[Any]) -> None:
         super()._choose_if_free(inputs)
+        if self._contenders and _sees_saved_tensors():
+            self._give_up("a checkpoint has to run the same program again")
         if not self._contenders and self._left:  # it was given up
             note = self._record.note
             with generators_kept(self._devices):
@@ -262,7 +265,7 @@ class TrainingGraph(ComparedGraph):
 
     def _choose(self, contenders: Mapping[str, Program], inputs: Sequence[Any]) -> None:
         programs = {name: program.run for name, program in contenders.items()}
-        with self._buffers_kept(inputs):
+        with self._buffers_kept(inputs), _saved_tensors_unseen():
             comparison = self._compared(programs, inputs, self._weights, for_training=True)
             is_clear = EAGER in contenders and self._is_clear(comparison, programs[EAGER], inputs)
         if EAGER in contenders and not is_clear:
@@ -324,6 +327,20 @@ class TrainingGraph(ComparedGraph):
         name = comparison.fastest
         step_ms = max(comparison.gpu_times_ms[name], comparison.times_ms[name])
         return least_ms > _CLEAR_TIME * step_ms
+
+
+def _sees_saved_tensors() -> bool:
+    """Returns whether hooks see what is saved for a backward, as a checkpoint's do."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+@contextmanager
+def _saved_tensors_unseen() -> Iterator[None]:
+    """Lets no hook of the caller see what is saved for a backward: a checkpoint counts it."""
+    with ExitStack() as stack:
+        if _sees_saved_tensors():
+            stack.enter_context(saved_tensors_hooks(lambda saved: saved, lambda saved: saved))
+        yield
 
 
 def _ways(serves: bool, layout: str | None) -> list[_Way]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from support.models.made import Made
 from support.norms.models import (
+    Activated,
     Dense,
     Projected,
     Residual,
@@ -373,6 +375,29 @@ class TestMeasured:
         ).sum().backward()
         assert last().note == "not compared: the graph writes into its inputs"
         assert not any(report.is_served for report in last().norms)
+
+    @pytest.mark.parametrize("is_free", [True, False])
+    def test_a_checkpoint_around_it_runs_one_program(
+        self, is_free: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What its forward and its recomputation save is compared."""
+        first = iter([not is_free])
+        monkeypatch.setattr(compiled_graph, "is_within_step", lambda: next(first, False))
+        compare = compiled_graph.compare
+        fast = {OURS: 1.0, WITHOUT_NORMS: 2.0}
+        monkeypatch.setattr(
+            compiled_graph, "compare", lambda *given: replace(compare(*given), times_ms=fast)
+        )
+
+        def prepare(one: nn.Module) -> Callable[[Tensor], Tensor]:
+            call = compiled(one, norms="measure")
+            return lambda x: checkpoint(call, x, use_reentrant=False)  # type: ignore[return-value]
+
+        model = Activated(nn.functional.relu, track_running_stats=False)
+        check_steps(model, data(4, 8, 6, 5), prepare)
+        note = "not compared: a checkpoint has to run the same program again"
+        assert last().note == ("" if is_free else note)
+        assert bool(last().times_ms) == is_free
 
     def test_without_comparison_norms_are_served(self) -> None:
         compiled(Residual(), norms="measure", compare=False)(torch.randn(4, 8, 6, 5))
