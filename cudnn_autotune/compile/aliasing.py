@@ -21,15 +21,19 @@ PLAIN = (FakeTensor, Tensor, nn.Parameter)
 
 RUNNING = ("running_mean", "running_var")
 """The parameters of a norm's running statistics."""
+BATCH_NORMS = (F.batch_norm, torch.batch_norm)
+"""PyTorch's functions for a batch norm."""
 NORMS: Mapping[Any, Sequence[str]] = {
-    F.batch_norm: ("input", *RUNNING, "weight", "bias", "training"),
-    torch.batch_norm: ("input", "weight", "bias", *RUNNING, "training"),
-    F.instance_norm: ("input", *RUNNING, "weight", "bias", "use_input_stats"),
-    torch.instance_norm: ("input", "weight", "bias", *RUNNING, "use_input_stats"),
+    F.batch_norm: ("input", *RUNNING, "weight", "bias", "training", "momentum", "eps"),
+    torch.batch_norm: ("input", "weight", "bias", *RUNNING, "training", "momentum", "eps"),
+    F.instance_norm: ("input", *RUNNING, "weight", "bias", "use_input_stats", "momentum", "eps"),
+    torch.instance_norm: (
+        *("input", "weight", "bias", *RUNNING, "use_input_stats", "momentum", "eps"),
+    ),
 }
-"""PyTorch's norms with running statistics -> their first parameters, in order. The last one of
-these tells whether a norm takes statistics of its input."""
-_DEFAULTS = {"training": False, "use_input_stats": True}
+"""PyTorch's norms with running statistics -> their parameters, in order."""
+_FLAGS = {"training": False, "use_input_stats": True}
+"""The parameters that tell whether a norm takes statistics of its input -> their defaults."""
 
 CONCATENATIONS = (torch.cat, torch.concat, torch.concatenate)
 """PyTorch's names of one function."""
@@ -99,9 +103,7 @@ def written_operands(node: Node) -> Sequence[Node]:
     if not node.op.startswith("call"):
         return ()
     if target in NORMS:
-        given = arguments_of_norm(node)
-        running = [given[name] for name in RUNNING if isinstance(given.get(name), Node)]
-        return running if takes_statistics(node) is not False else ()
+        return _nodes(arguments_of_norm(node), RUNNING) if takes_statistics(node) else ()
     is_operator = getattr(target, "__module__", "") == "_operator"
     if isinstance(target, str) or is_operator:
         name = target if isinstance(target, str) else f"__{target.__name__}__"
@@ -142,12 +144,16 @@ def _written_in(schema: Any, node: Node) -> list[Node]:
     statistics."""
     names = [argument.name for argument in schema.arguments]
     given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-    written = {
+    written = [
         a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write
-    }
-    if not any(given.get(flag) is False for flag in _DEFAULTS):
-        written.update(RUNNING)
-    values = tree_leaves([given[name] for name in written & given.keys()])
+    ]
+    takes = not any(given.get(flag) is False for flag in _FLAGS)
+    return _nodes(given, (*written, *RUNNING) if takes else written)
+
+
+def _nodes(given: Mapping[str, Any], names: Iterable[str]) -> list[Node]:
+    """Returns the nodes in arguments of these names."""
+    values = tree_leaves([given[name] for name in names if name in given])
     return [value for value in values if isinstance(value, Node)]
 
 
@@ -158,12 +164,11 @@ def written_among(graph: Graph, nodes: Iterable[Node]) -> set[Node]:
 
 
 def arguments_of_norm(node: Node) -> dict[str, Any]:
-    """Returns the given arguments of one of ``NORMS``, by parameter, without a momentum and an
-    epsilon that have no name."""
+    """Returns the given arguments of one of ``NORMS``, by parameter."""
     return {**dict(zip(NORMS[node.target], node.args, strict=False)), **node.kwargs}
 
 
 def takes_statistics(node: Node) -> Any:
     """Returns whether one of ``NORMS`` takes statistics of its input; a node if that varies."""
-    flag = NORMS[node.target][-1]
-    return arguments_of_norm(node).get(flag, _DEFAULTS[flag])
+    flag = "training" if node.target in BATCH_NORMS else "use_input_stats"
+    return arguments_of_norm(node).get(flag, _FLAGS[flag])

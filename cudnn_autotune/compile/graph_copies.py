@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from cudnn_autotune.compile.aliasing import (
+    BATCH_NORMS,
     NORMS,
     arguments_of_norm,
     fake_tensors,
@@ -103,8 +104,7 @@ def drop_biases(graph: GraphModule) -> None:
         shifted.meta = dict(shift.meta)
         _set_argument(norm, NORMS[norm.target].index("bias"), "bias", shifted)
         constant = None
-        is_of_batch = norm.target in (F.batch_norm, torch.batch_norm)
-        if is_of_batch or given.get("running_mean") is not None:
+        if norm.target in BATCH_NORMS or given.get("running_mean") is not None:
             with graph.graph.inserting_before(convolution):
                 constant = graph.graph.call_function(torch.Tensor.detach, (bias,))
             constant.meta = dict(bias.meta)

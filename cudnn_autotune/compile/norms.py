@@ -22,10 +22,11 @@ import torch.nn.functional as F
 from torch.fx import Graph, Node
 
 from cudnn_autotune.compile.aliasing import (
+    BATCH_NORMS,
     CONCATENATIONS,
-    NORMS,
     PLAIN,
     RUNNING,
+    arguments_of_norm,
     storages,
     value_of,
     written_by,
@@ -33,15 +34,11 @@ from cudnn_autotune.compile.aliasing import (
 from cudnn_autotune.compile.groups import is_same_shape
 from cudnn_autotune.nn.counterparts import CONVOLUTIONS
 from cudnn_autotune.norms.operators import unsupported
-from cudnn_autotune.norms.reference import NORM_ACTIVATIONS, name_of_leaky_relu
+from cudnn_autotune.norms.reference import LEAKY_RELUS, NORM_ACTIVATIONS
 
 _batch_norm_act = torch.ops.cudnn_autotune.batch_norm_act.default
 _aten = torch.ops.aten
 
-# The parameters of PyTorch's functions for a batch norm, in order.
-_PARAMETERS: Mapping[Any, Sequence[str]] = {
-    target: (*NORMS[target], "momentum", "eps") for target in (F.batch_norm, torch.batch_norm)
-}
 _DEFAULTS = {"training": False, "momentum": 0.1, "eps": 1e-5}
 
 # An addition of two operands, and whether it writes into the first.
@@ -151,7 +148,7 @@ def find_norms(graph: Graph) -> list[Norm]:
     claimed: set[Node] = set()
     found: list[Norm] = []
     for node in reversed(graph.nodes):
-        if node.op != "call_function" or node.target not in _PARAMETERS:
+        if node.op != "call_function" or node.target not in BATCH_NORMS:
             continue
         arguments = _arguments(node)
         if arguments["training"] is not True:
@@ -176,9 +173,8 @@ def find_norms(graph: Graph) -> list[Norm]:
 
 def _arguments(node: Node) -> dict[str, Any]:
     """Returns the arguments of a batch norm, by parameter, with the defaults."""
-    given = dict(zip(_PARAMETERS[node.target], node.args, strict=False))
     names = (*RUNNING, "weight", "bias")
-    arguments = {**dict.fromkeys(names), **_DEFAULTS, **given, **node.kwargs}
+    arguments = {**dict.fromkeys(names), **_DEFAULTS, **arguments_of_norm(node)}
     for name in ("momentum", "eps"):
         if isinstance(value := arguments[name], Node) and isinstance(
             value_of(value), torch.SymFloat
@@ -251,7 +247,7 @@ def _with_residual(norm: Norm) -> Norm | None:
 
 def _is_new(node: Node) -> bool:
     """Returns whether a node makes a tensor that only one other node reads."""
-    return len(node.users) == 1 and (node.target in _PARAMETERS or node.target in CONVOLUTIONS)
+    return len(node.users) == 1 and (node.target in BATCH_NORMS or node.target in CONVOLUTIONS)
 
 
 def _with_activation(norm: Norm) -> Norm | None:
@@ -269,7 +265,8 @@ def _with_activation(norm: Norm) -> Norm | None:
     if name == "gelu" and given.pop("approximate", "none") == "tanh":
         name = "gelu_tanh"
     if name == "leaky_relu":
-        name = name_of_leaky_relu(given.pop("negative_slope", 0.01)) or ""
+        slope: Any = given.pop("negative_slope", 0.01)
+        name = LEAKY_RELUS.get(slope, "")
     if given or name not in NORM_ACTIVATIONS:
         return None
     return replace(norm, nodes=(*norm.nodes, node), activation=name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -334,13 +334,11 @@ def _sees_saved_tensors() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
-@contextmanager
-def _saved_tensors_unseen() -> Iterator[None]:
+def _saved_tensors_unseen() -> AbstractContextManager[Any]:
     """Lets no hook of the caller see what is saved for a backward: a checkpoint counts it."""
-    with ExitStack() as stack:
-        if _sees_saved_tensors():
-            stack.enter_context(saved_tensors_hooks(lambda saved: saved, lambda saved: saved))
-        yield
+    if not _sees_saved_tensors():
+        return nullcontext()
+    return saved_tensors_hooks(lambda saved: saved, lambda saved: saved)
 
 
 def _ways(serves: bool, layout: str | None) -> list[_Way]:

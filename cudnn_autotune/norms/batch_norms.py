@@ -24,7 +24,7 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.nn.modules import Unscriptable
-from cudnn_autotune.norms.reference import name_of_leaky_relu
+from cudnn_autotune.norms.reference import LEAKY_RELUS
 
 _ACTIVATIONS = {
     nn.Identity: "identity",
@@ -203,7 +203,7 @@ def _activation_of(tail: Sequence[nn.Module]) -> str | None:
         if type(module) is nn.GELU:
             name = "gelu_tanh" if module.approximate == "tanh" else "gelu"
         elif type(module) is nn.LeakyReLU:
-            name = name_of_leaky_relu(module.negative_slope)
+            name = LEAKY_RELUS.get(module.negative_slope)
         else:
             name = _ACTIVATIONS.get(type(module))
         if name is None or is_seen(module) or "identity" not in (found, name):

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cudnn_autotune.engines.activations import ACTIVATIONS, Activation
+from cudnn_autotune.engines.activations import ACTIVATIONS
 
 aten = torch.ops.aten
 
@@ -42,6 +42,9 @@ def _leaky_relu(slope: float) -> NormActivation:
     )
 
 
+LEAKY_RELUS = {slope: f"leaky_relu({slope})" for slope in (0.01, 0.1, 0.2)}
+"""The leaky ReLUs behind a norm: slope -> name. The slopes are PyTorch's default, Darknet's and
+those of discriminators."""
 NORM_ACTIVATIONS: Mapping[str, NormActivation] = {
     "identity": NormActivation(lambda z: z, lambda grad, z: grad, by_output=False),
     "relu": NormActivation(
@@ -65,20 +68,9 @@ NORM_ACTIVATIONS: Mapping[str, NormActivation] = {
         by_output=False,
     ),
     "hardswish": NormActivation(ACTIVATIONS["hardswish"], aten.hardswish_backward, by_output=False),
-    "leaky_relu(0.01)": _leaky_relu(0.01),
-    "leaky_relu(0.1)": _leaky_relu(0.1),
-    "leaky_relu(0.2)": _leaky_relu(0.2),
+    **{name: _leaky_relu(slope) for slope, name in LEAKY_RELUS.items()},
 }
-"""The activations behind a norm, by name. The slopes are PyTorch's default, Darknet's and those of
-discriminators."""
-
-
-def name_of_leaky_relu(slope: object) -> str | None:
-    """Returns the name of a leaky ReLU; None if it is not among ``NORM_ACTIVATIONS``."""
-    if not isinstance(slope, (int, float)):
-        return None
-    name = Activation("leaky_relu", float(slope)).name
-    return name if name in NORM_ACTIVATIONS else None
+"""The activations behind a norm, by name."""
 
 
 MASKED_BYTES = 16

@@ -380,7 +380,7 @@ class TestMeasured:
     def test_a_checkpoint_around_it_runs_one_program(
         self, is_free: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """What its forward and its recomputation save is compared."""
+        """The tensors that its forward and its recomputation save are compared."""
         first = iter([not is_free])
         monkeypatch.setattr(compiled_graph, "is_within_step", lambda: next(first, False))
         compare = compiled_graph.compare
