@@ -7,7 +7,7 @@ Its output is checked, and the choice is remembered on disk. One of these lines 
 
     model = cudnn_autotune.convert(model)  # its convolutions and batch norms; revert() undoes it
     cudnn_autotune.enable()  # every convolution of the process
-    model = torch.compile(model.eval(), backend="cudnn_autotune")  # fused, beside Inductor
+    model = torch.compile(model.eval(), backend="cudnn_autotune")  # compiled, and fused
 
     for choice in cudnn_autotune.choices():  # after a call
         print(choice)  # what was chosen, and its gain over PyTorch
