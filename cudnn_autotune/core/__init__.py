@@ -1,1 +1,1 @@
-"""Parts that every room uses: the compiled extension, versions, files, and guarded memory."""
+"""Parts that every folder uses: the compiled extension, versions, files, and guarded memory."""

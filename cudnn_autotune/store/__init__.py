@@ -1,1 +1,1 @@
-"""The room that keeps decisions on disk, for many processes and machines."""
+"""Decisions on disk, for many processes and machines."""
