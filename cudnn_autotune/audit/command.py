@@ -78,16 +78,25 @@ _ONLY_ON_A_GPU = ("layers", "cases", "share", "sustained")
     help="Fresh processes for each mode, as 3, or 1,auto=5.",
     show_default=True,
 )
-@click.option("--modes", type=options.NAMES, metavar="A,B", help="[default: all modes]")
+@click.option(
+    "--modes", type=options.NAMES, metavar="A,B", help="The modes to judge. [default: all]"
+)
 @click.option(
     "--layers", type=options.FILE, metavar="FILE", help="A layer list; else the one that ships."
 )
 @click.option("--cases", metavar="TEXT", help="Only cases whose id has one of TEXT,TEXT,...")
-@click.option("--share", type=_SHARE, metavar="I/N", help="Every N-th case.")
 @click.option(
-    "--time-limit", type=options.POSITIVE, metavar="S", help="Seconds for all of it, about."
+    "--share", type=_SHARE, metavar="I/N", help="The I-th of N random shares of the cases."
 )
-@click.option("--budget-ms", type=options.POSITIVE, metavar="MS", help="What a choice may take.")
+@click.option(
+    "--time-limit",
+    type=options.POSITIVE,
+    metavar="S",
+    help="About the seconds that the audit may take.",
+)
+@click.option(
+    "--budget-ms", type=options.POSITIVE, metavar="MS", help="The most ms of each choice."
+)
 @click.option(
     "--sustained",
     type=click.Choice(["throttled", "always"]),
@@ -117,7 +126,9 @@ _ONLY_ON_A_GPU = ("layers", "cases", "share", "sustained")
     metavar="FILE",
     help=f"Draw the record ({', '.join(plot.SUFFIXES)}; needs matplotlib).",
 )
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="The seed of the random order."
+)
 @click.pass_context
 def audit(ctx: click.Context, /, **given: Any) -> None:
     """Measure how far each mode's picks are from the fastest, and what picking costs.

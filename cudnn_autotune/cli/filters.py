@@ -81,26 +81,26 @@ def _known_modes(
 
 
 _options = group(
-    click.option("--op", multiple=True, type=click.Choice(OPERATIONS), help="Only of this."),
+    click.option("--op", multiple=True, type=click.Choice(OPERATIONS), help="Only this operation."),
     click.option(
         "--dtype",
         multiple=True,
         type=click.Choice(list(DTYPES.values())),
-        help="Only of this type.",
+        help="Only this dtype.",
     ),
     click.option(
         "--engine",
         multiple=True,
         type=WORD,
         metavar="ENGINE",
-        help="Only by this: 67, eng67:KERNEL_CFG=1, aten, matmul, an implementation's name.",
+        help="Only this engine: 67, eng67:KERNEL_CFG=1, aten, matmul, an implementation's name.",
     ),
     click.option(
         "--contains",
         multiple=True,
         type=WORD,
         metavar="TEXT",
-        help="Only with this in the problem's text, as x=64x256x14x14.",
+        help="Only problems with TEXT in their text, such as x=64x256x14x14.",
     ),
     click.option(
         "--sampling",
@@ -108,7 +108,7 @@ _options = group(
         type=WORD,
         callback=_known_modes,
         metavar="MODE",
-        help="Only measured by this mode.",
+        help="Only what this mode measured.",
     ),
 )
 

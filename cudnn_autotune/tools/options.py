@@ -142,16 +142,28 @@ dtype_option = click.option(
     type=click.Choice(list(DTYPES.values())),
     default="float32",
     show_default=True,
-    help="Of a layer; a model's weights and inputs are converted to it.",
+    help="A layer's dtype; a model's weights and inputs are converted to it.",
 )
-channels_last_option = click.option("--channels-last", is_flag=True, help="[default: contiguous]")
+channels_last_option = click.option(
+    "--channels-last", is_flag=True, help="The layout is channels_last. [default: contiguous]"
+)
 
 shape_options = group(
     input_option,
-    click.option("--weight", type=SIZES, metavar="K,C,R,S", help="A layer's weight."),
-    click.option("--op", multiple=True, type=click.Choice(OPERATIONS), help="[default: all three]"),
+    click.option("--weight", type=SIZES, metavar="K,C,R,S", help="The shape of a layer's weight."),
+    click.option(
+        "--op",
+        multiple=True,
+        type=click.Choice(OPERATIONS),
+        help="A layer's forward, gradient of the input, or of the weight. [default: all three]",
+    ),
     click.option("--stride", type=SIZES, metavar="A[,B,...]", help="A layer's stride."),
-    click.option("--padding", type=PADDING, metavar="A[,B,...]", help="Or same, or valid."),
+    click.option(
+        "--padding",
+        type=PADDING,
+        metavar="A[,B,...]",
+        help="A layer's padding: numbers, same, or valid.",
+    ),
     click.option("--dilation", type=SIZES, metavar="A[,B,...]", help="A layer's dilation."),
     click.option("--groups", type=click.IntRange(1), help="A layer's groups."),
     click.option("--bias", flag_value=True, default=None, type=bool, help="The layer adds a bias."),
@@ -161,7 +173,7 @@ shape_options = group(
 """The options that describe a layer; ``tune_problems.of_layer`` reads them."""
 
 
-force_option = click.option("--force", is_flag=True, help="Replace what is there.")
+force_option = click.option("--force", is_flag=True, help="Replace an existing file.")
 """``--force``, for :func:`check_output`."""
 
 

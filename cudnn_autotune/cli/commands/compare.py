@@ -39,13 +39,24 @@ th, td { padding: .3rem .8rem; border-top: 1px solid #8888; }</style>
 @options.input_option
 @click.option("--train/--inference", help="Forward and backward, or forward. [default: inference]")
 @options.dtype_option
-@click.option("--autocast", type=click.Choice(["float16", "bfloat16"]), help="[default: off]")
+@click.option(
+    "--autocast",
+    type=click.Choice(["float16", "bfloat16"]),
+    help="The dtype of autocast. [default: off]",
+)
 @options.channels_last_option
 @click.option(
-    "--device", type=click.Choice(["cuda", "cpu"]), help="[default: cuda where there is one]"
+    "--device",
+    type=click.Choice(["cuda", "cpu"]),
+    help="The device. [default: cuda where there is one]",
 )
 @click.option(
-    "--ways", type=options.NAMES, default=",".join(WAYS), show_default=True, metavar="A[,B,...]"
+    "--ways",
+    type=options.NAMES,
+    default=",".join(WAYS),
+    show_default=True,
+    metavar="A[,B,...]",
+    help="The ways to compare.",
 )
 @click.option(
     "--time-limit",
@@ -53,15 +64,15 @@ th, td { padding: .3rem .8rem; border-top: 1px solid #8888; }</style>
     default=300.0,
     show_default=True,
     metavar="S",
-    help="For the first call of each way, in seconds.",
+    help="The most seconds of each way's first call.",
 )
-@click.option("--json", "json_path", type=options.FILE, help="Write the figures there.")
-@click.option("--html", "html_path", type=options.FILE, help="Write the table there.")
+@click.option("--json", "json_path", type=options.FILE, help="Write the figures into FILE.")
+@click.option("--html", "html_path", type=options.FILE, help="Write the table into FILE.")
 @options.force_option
 def compare(
     model: str, json_path: Path | None, html_path: Path | None, force: bool, **given: Any
 ) -> None:
-    """Run a model by PyTorch and by this package in several ways, and tell the fastest.
+    """Run a model by PyTorch and by this package in several ways, and name the fastest.
 
     MODEL is torchvision:NAME, timm:NAME, or MODULE:CALLABLE: my_net:make is what make() in
     my_net.py, in this folder, returns: a model, or (model, inputs). Inputs of --input are random

@@ -41,7 +41,7 @@ _MARKS = {
     metavar="SHARE",
     help="Times that differ by less, relatively, are alike.",
 )
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@click.option("--json", "as_json", is_flag=True, help="Write JSON.")
 @click.pass_context
 def diff(
     ctx: click.Context, a: Path, b: Path, wanted: Filter, tolerance: float, as_json: bool

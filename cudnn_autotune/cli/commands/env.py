@@ -30,7 +30,7 @@ FIGURES_TORCH, FIGURES_CUDNN, ERRATA_CUDNN = (2, 11), (9, 19), (9, 19)
 @click.command()
 @store_option
 @click.option("--measure", is_flag=True, help="Measure the GPU's peaks first.")
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@click.option("--json", "as_json", is_flag=True, help="Write JSON.")
 def env(store_path: Path | None, measure: bool, as_json: bool) -> None:
     """Show what identifies this machine's decisions, where they are kept, and what is in force.
 

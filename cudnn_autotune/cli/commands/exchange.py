@@ -27,7 +27,8 @@ def export(out: Path, store_path: Path | None, wanted: Filter, force: bool) -> N
     """Write decisions into FILE (.json), to ship them with an application.
 
     A file is of one environment: import and cudnn_autotune.set_store(shipped=[FILE]) take it. If
-    all decisions are written, the choices for batch norms are too, into a file beside it (.norms).
+    all decisions are written, so is what else was measured (norms, fused groups, layouts), into a
+    file beside it (.norms).
     """
     if out.suffix != SUFFIX:
         raise refuse("FILE", f"must end in {SUFFIX}, got {out}")
@@ -49,7 +50,7 @@ def export(out: Path, store_path: Path | None, wanted: Filter, force: bool) -> N
             beside.unlink()
         return
     write("FILE", beside, file_format.encode(norms.environment, sorted(norms.lines.values())))
-    say(f"{count(norms.count, 'choice')} for batch norms -> {beside}")
+    say(f"{count(norms.count, 'verdict')} -> {beside}")
 
 
 @click.command("import")
@@ -65,8 +66,8 @@ def import_(paths: tuple[Path, ...], store_path: Path | None) -> None:
     """Take over the decisions of FILEs into the store.
 
     The later one of two for a problem stays, unless the earlier one was measured under looser
-    constraints. Decisions of another environment go into that environment's own file. Choices for
-    batch norms, in a file beside FILE (.norms), are added where there is none. All FILEs are read
+    constraints. Decisions of another environment go into that environment's own file. What else
+    was measured, in a file beside FILE (.norms), is added where there is none. All FILEs are read
     before anything is written; one that is damaged is refused.
     """
     files: list[tuple[StoreFile, StoreFile | None]] = []
@@ -101,7 +102,7 @@ def import_(paths: tuple[Path, ...], store_path: Path | None) -> None:
                 if added is None:
                     place = verdicts.path_of(store.path)
                     raise _not_written(place, beside.obstacle, norms.path)
-            say(f"{norms.path}: {count(norms.count, 'choice')} for batch norms: {added} new")
+            say(f"{norms.path}: {count(norms.count, 'verdict')}: {added} new")
 
 
 def _not_written(place: Path, why: str, given: Path) -> click.BadParameter:
@@ -113,7 +114,7 @@ def _not_written(place: Path, why: str, given: Path) -> click.BadParameter:
 
 
 def _norms_beside(path: Path) -> StoreFile | None:
-    """Reads the choices for batch norms beside a store's file; None if there are none. Raises
+    """Reads the verdicts beside a store's file; None if there are none. Raises
     ValueError if anything in them cannot be read."""
     beside = verdicts.path_of(path)
     if not kind_of(beside, "FILE"):

@@ -48,7 +48,7 @@ _THIS, _OTHER, _ANY = "this", "other-than-this", "any"
 @filter_options
 @click.option("--compiled-plans", is_flag=True, help="Remove all compiled plans beside it, too.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--dry-run", is_flag=True, help="Only tell what would go.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 def prune(
     store_path: Path | None,
     age: timedelta | None,

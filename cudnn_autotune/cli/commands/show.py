@@ -41,9 +41,11 @@ _MOST_SHOWN = 500
     "--all",
     "show_all",
     is_flag=True,
-    help=f"However many there are. [default: the first {_MOST_SHOWN}]",
+    help=f"Show all. [default: the first {_MOST_SHOWN}]",
 )
-@click.option("--json", "as_json", is_flag=True, help="For programs: whole, with every candidate.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Write JSON: all decisions, with every candidate."
+)
 @click.pass_context
 def show(
     ctx: click.Context,

@@ -84,12 +84,17 @@ class Bench:
     help="Tune a model in both layouts, and time its step in each.",
 )
 @click.option("--sampling", "mode", help="The sampling mode. [default: the one in force]")
-@click.option("--budget-ms", type=options.POSITIVE, metavar="MS", help="For each choice.")
 @click.option(
-    "--budget-s", type=options.TOLERANCE, metavar="S", help="For a whole model; 0 times nothing."
+    "--budget-ms", type=options.POSITIVE, metavar="MS", help="The most ms of each choice."
+)
+@click.option(
+    "--budget-s",
+    type=options.TOLERANCE,
+    metavar="S",
+    help="The most seconds of a whole model's race; 0 times nothing.",
 )
 @click.option("--retune", is_flag=True, help="Tune again what the store knows.")
-@click.option("--json", "as_json", is_flag=True, help="For programs: the gain, and each decision.")
+@click.option("--json", "as_json", is_flag=True, help="Write JSON: the gain, and each decision.")
 @store_option
 @click.pass_context
 def tune(ctx: click.Context, /, model: str | None, store_path: Path | None, **given: Any) -> None:

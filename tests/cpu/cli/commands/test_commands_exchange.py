@@ -207,11 +207,11 @@ def test_choices_for_batch_norms_go_along(tmp_path: Path) -> None:
     assert norms_in(tmp_path / "mine", "kept", 5, 6) == [["kept", "tuned"]] * 2
     shipped = tmp_path / "shipped.json"
     text = succeeded("export", shipped, "--store", tmp_path / "mine")
-    assert "2 choices for batch norms" in text
+    assert "2 verdicts" in text
     # A choice that is there already stays.
     assert norms_in(tmp_path / "other", "two passes", 6) == [["two passes", "tuned"]]
     text = succeeded("import", shipped, "--store", tmp_path / "other")
-    assert "2 choices for batch norms: 1 new" in text
+    assert "2 verdicts: 1 new" in text
     expected = [["kept", "store"], ["two passes", "store"]]
     assert norms_in(tmp_path / "other", "pytorch", 5, 6) == expected
     ca.set_store(tmp_path / "empty", mode="read", shipped=[shipped])
