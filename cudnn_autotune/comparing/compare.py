@@ -81,7 +81,8 @@ def compare(
         row with the reason. After Ctrl-C it has the measurements until then.
 
     Raises:
-        TypeError: ``model`` is no module, or its forward takes no such ``inputs``.
+        TypeError: ``model`` is no module, its forward takes no such ``inputs``, or ``train`` is no
+            bool.
         ValueError: another argument is not allowed; the model has lazy parameters, is compiled
             already, or is not on one device with its inputs; or it raises on them, in float32 and
             in the first of the ways.
@@ -100,8 +101,10 @@ def compare(
         unknown = next((name for name in names if name not in [*WAYS]), None)
         meant = did_you_mean(unknown, WAYS)
         raise ValueError(f"ways must be some of {', '.join(WAYS)}, each once, got {names}{meant}")
+    if train is not None and not isinstance(train, bool):
+        raise TypeError(f"train must be a bool or None, got {type(train).__name__}")
     if autocast not in (None, torch.float16, torch.bfloat16):
-        raise ValueError(f"autocast must be None, torch.float16 or bfloat16, got {autocast}")
+        raise ValueError(f"autocast must be None, torch.float16 or bfloat16, got {autocast!r}")
     if not isinstance(time_limit_s, (int, float)) or not time_limit_s > 0:
         raise ValueError(f"time_limit_s must be a number above 0, got {time_limit_s!r}")
     check_inputs(model, inputs, {})

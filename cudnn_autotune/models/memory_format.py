@@ -69,7 +69,8 @@ def check_arguments(
         ValueError, TypeError: as ``convert``.
     """
     if memory_format not in (None, "auto", *_FORMATS):
-        allowed = ", ".join(map(str, _FORMATS))
+        *others, last = map(str, _FORMATS)
+        allowed = f"{', '.join(others)} or {last}"
         raise ValueError(f"memory_format must be None, 'auto', {allowed}, got {memory_format!r}")
     if memory_format != "auto":
         if example_input is not None:

@@ -163,7 +163,7 @@ def register_norm_act(cls: type[_BatchNorm], tail: Tail) -> None:
     bases = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
     if not (isinstance(cls, type) and issubclass(cls, bases)) or cls in (*bases, *_CLASSES):
         raise TypeError(
-            f"cls must be a subclass of torch.nn.BatchNorm1d to BatchNorm3d, got {cls!r}"
+            f"cls must be a class derived from torch.nn.BatchNorm1d to BatchNorm3d, got {cls!r}"
         )
     if not callable(tail):
         raise TypeError(f"tail must be a function of the module, got {tail!r}")

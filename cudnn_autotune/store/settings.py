@@ -221,9 +221,8 @@ def _index(device: int | None) -> int:
         return torch.cuda.current_device() if has_gpu else 0
     count = torch.cuda.device_count() if has_gpu else 1
     if type(device) is not int or not 0 <= device < count:
-        raise ValueError(
-            f"device must be None or the index of one of {count} CUDA device(s), got {device!r}"
-        )
+        allowed = f"the index of one of {count} CUDA device(s)" if has_gpu else "0 without a GPU"
+        raise ValueError(f"device must be None or {allowed}, got {device!r}")
     return device
 
 

@@ -28,7 +28,8 @@ def pin(problem: ConvProblem, engine_text: str) -> None:
     Args:
         problem: exactly as it occurs, as in ``Choice.problem``.
         engine_text: as ``Candidate.text``: an engine config, ``"aten"`` (PyTorch's own path),
-            ``"matmul"`` for a 1x1 convolution, or a registered implementation's offer.
+            ``"matmul"`` for a matrix product, such as a 1x1 convolution, or a registered
+            implementation's offer.
 
     Raises:
         TypeError: ``problem`` is no ConvProblem, or ``engine_text`` is no str.
@@ -44,9 +45,10 @@ def pin(problem: ConvProblem, engine_text: str) -> None:
     if kind == "matmul":
         if not require_cuda_build().is_matmul(problem.native()):
             raise ValueError(
-                f"engine_text: {engine_text!r} computes 1x1 convolutions only, of half types in "
-                f"channels_last, stride 1, without padding, groups or determinism; got "
-                f"{problem.text}"
+                f"engine_text: {engine_text!r} computes only matrix products of half types: 1x1 "
+                f"convolutions of stride 1 in channels_last or of one image, or kernels as large "
+                f"as the input; without padding, determinism, or an epilogue other than a bias; "
+                f"got {problem.text}"
             )
     elif kind != "aten":
         named(engine_text)

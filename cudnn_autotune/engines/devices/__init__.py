@@ -83,8 +83,8 @@ def load(device: str | os.PathLike[str]) -> str:
     path = os.fspath(device)
     if isinstance(device, str) and not (path.endswith(_SUFFIX) or os.path.basename(path) != path):
         raise ValueError(
-            f"device: expected a CUDA device, one of {', '.join(map(repr, names()))}, or the path "
-            f"of a property file (*{_SUFFIX}), but got {device!r}"
+            f"device must be a CUDA device, one of {', '.join(map(repr, names()))}, or the path of "
+            f"a property file (*{_SUFFIX}), got {device!r}"
         )
     try:
         with open(path, "rb") as file:
