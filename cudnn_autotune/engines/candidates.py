@@ -45,7 +45,7 @@ def candidates(
     filtered: bool = True,
 ) -> list[Candidate]:
     """Returns the engine configs that cuDNN's heuristics list for ``problem``, best guess first,
-    and behind them the offers of the registered implementations.
+    and after them the offers of the registered implementations.
 
     Modes A, B and FALLBACK follow in this order, with each config once. No candidate is built or
     run, so it may fail to build later. If only a bias follows the convolution, configs that add it

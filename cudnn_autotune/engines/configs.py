@@ -41,7 +41,7 @@ class Candidate:
     text: str
     """The candidate as a text, from which :func:`build_plan` builds the same plan:
     ``eng67:KERNEL_CFG=3,WORKSPACE=0``, ``aten``, ``matmul``, or the ``name@version:settings`` of an
-    implementation. It begins with ``unfused:`` if a kernel of PyTorch's adds the bias behind an
+    implementation. It begins with ``unfused:`` if a kernel of PyTorch's adds the bias after an
     engine."""
     heuristic_mode: str
     """cuDNN's first heuristic mode that lists it, ``A``, ``B`` or ``FALLBACK``; else empty."""
@@ -63,7 +63,7 @@ class Candidate:
 
     @property
     def is_unfused(self) -> bool:
-        """Whether a kernel of PyTorch's adds the bias behind the engine."""
+        """Whether a kernel of PyTorch's adds the bias after the engine."""
         return self.id.kind == "unfused"
 
     @property

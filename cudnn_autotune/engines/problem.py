@@ -62,7 +62,7 @@ class ConvProblem:
         allow_reduced_precision: for the half types, whether partial sums may be kept in them.
         alignment: alignment in bytes of input, weight and output, a power of two up to 32. Memory
             that torch allocates has 32 and more.
-        bias, residual, activation: operations behind a forward convolution. It computes
+        bias, residual, activation: operations after a forward convolution. It computes
             ``activation(conv(input, weight) + bias + residual)``, with a bias of shape ``(K,)`` and
             a residual of the output's shape, layout and dtype. ``activation`` is ``""`` or a kind
             of ``ACTIVATIONS``; leaky ReLU has its slope in the name, as in ``"leaky_relu(0.1)"``,

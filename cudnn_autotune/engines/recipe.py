@@ -134,7 +134,7 @@ class Recipe:
 
     launches: tuple[KernelLaunch | EngineLaunch | PythonLaunch, ...]
     workspace_bytes: int = 0
-    """Bytes of the ``workspace`` buffer. Engines of cuDNN have their own workspace behind it."""
+    """Bytes of the ``workspace`` buffer. Engines of cuDNN have their own workspace after it."""
 
     @property
     def kernels(self) -> list[Kernel] | None:

@@ -20,7 +20,7 @@ class Measurement:
     """Milliseconds of a call in short batches, all candidates under one clock; None if the mode
     does not time."""
     samples: int
-    """Timed launches behind ``time_ms``."""
+    """Number of timed launches for ``time_ms``."""
     low_ms: float | None = None
     high_ms: float | None = None
     """The confidence interval of ``time_ms`` in milliseconds; None if the mode gives none."""

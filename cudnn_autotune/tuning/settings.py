@@ -142,7 +142,8 @@ def set_sampling(mode: SamplingMode | str) -> None:
 
 
 def set_workspace_limit(workspace_limit: int | None) -> None:
-    """Sets the limit of an engine's workspace in bytes; None: no limit."""
+    """Sets the limit of an engine's workspace in bytes; None: no limit. Raises ValueError for a
+    negative number."""
     limit = check_workspace_limit(workspace_limit)
     _C.set_workspace_limit(-1 if limit is None else limit)
 
@@ -150,7 +151,8 @@ def set_workspace_limit(workspace_limit: int | None) -> None:
 def set_benchmark_limit(benchmark_limit: int) -> None:
     """Sets the largest number of timed candidates, in the heuristics' order; 0: all.
 
-    PyTorch's ``torch.backends.cudnn.benchmark_limit`` is 10 by default.
+    PyTorch's ``torch.backends.cudnn.benchmark_limit`` is 10 by default. Raises ValueError for a
+    negative number.
     """
     _C.set_benchmark_limit(_check_benchmark_limit(benchmark_limit))
 
@@ -163,17 +165,18 @@ def set_budget_ms(budget_ms: float | None) -> None:
     kernel is never stopped, so the first launch of a slow candidate can exceed the budget.
     PyTorch's own path is always timed: no candidate is chosen over it without a comparison. With
     ``online`` the budget bounds the sum of the calls' waits for building and checking: once it is
-    spent, no other candidate joins. The calls that compare candidates do not count. Choices are
-    remembered without the budget, so a new one does not change them.
+    spent, no other candidate joins. The calls that compare candidates do not count. Choices of this
+    process stay when the budget changes. Raises ValueError for a number that is not above 0.
     """
     global _budget_ms
     _budget_ms = _check_budget_ms(budget_ms)
 
 
 def set_new_shapes(new_shapes: NewShapes) -> None:
-    """Sets the rule for calls with a new batch size or new spatial sizes of a layer. It holds if a
-    measured size of this process differs by less than a factor of two. Other sizes are tuned until
-    the layer has met eight more.
+    """Sets the rule for calls with a new batch size or new spatial sizes of a layer.
+
+    It holds if a measured size, of this process or in the store, differs by less than a factor of
+    two. Other sizes are tuned until the layer has met eight more.
 
     Args:
         new_shapes: ``"neighbour"``: the winner on the nearest size serves, without a measurement.
