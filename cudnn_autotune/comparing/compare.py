@@ -189,7 +189,8 @@ class _Measurement:
         self._given, self._task, self._limit_s, self._advance = given, task, limit_s, advance
         self._on_gpu, self._is_here = torch.device(task["device"]).type == "cuda", False
         self._workers: dict[str, Process | _Here] = {}
-        self._rows = {n: Row(n, code_of(n, task["train"], self._on_gpu)) for n in names}
+        model, train = given[0], task["train"]
+        self._rows = {n: Row(n, code_of(n, train, self._on_gpu, model)) for n in names}
         self._samples: dict[str, list[float]] = {}
         self._raised: dict[str, str] = {}  # errors of the model itself, by way
         self.notes: list[str] = []

@@ -31,6 +31,13 @@ _WARM_UPS = 3  # Inductor records a CUDA graph at the second call, and replays i
 # In float32, two runs that differ by more than this draw random numbers.
 _RANDOM = 1e-3
 _BENCHMARK = "torch.backends.cudnn.benchmark = True"
+_CHANNELS_LAST = "model = model.to(memory_format=torch.channels_last)"
+# Module.to takes one format, and refuses weights of 4 and of 5 dimensions in one model.
+_EACH_CHANNELS_LAST = (
+    "formats = {4: torch.channels_last, 5: torch.channels_last_3d}",
+    "for p in model.parameters():",
+    "    p.data = p.data.contiguous(memory_format=formats.get(p.dim(), torch.contiguous_format))",
+)
 _CONVERT = (
     "import cudnn_autotune",
     'model = cudnn_autotune.convert(model, memory_format="auto", example_input=inputs)',
@@ -79,7 +86,7 @@ WAYS = {
     "eager": Way((), benchmark=False),
     "benchmark": Way((_BENCHMARK,), only_on_gpu="cuDNN is not used here"),
     "channels_last": Way(
-        (_BENCHMARK, "model = model.to(memory_format=torch.channels_last)"),
+        (_BENCHMARK, _CHANNELS_LAST),
         _channels_last,
     ),
     "compile": Way(
@@ -101,11 +108,17 @@ WAYS = {
 }
 
 
-def code_of(name: str, train: bool, on_gpu: bool) -> tuple[str, ...]:
-    """Returns the lines of code of a way in inference or training, without settings of cuDNN on
-    other devices."""
+def code_of(name: str, train: bool, on_gpu: bool, model: nn.Module) -> tuple[str, ...]:
+    """Returns the lines of code of a way for a model in inference or training, without settings of
+    cuDNN on other devices."""
     before = _CONVERT if train and name in ("backend", "backend-graphs") else ()
-    return tuple(line for line in before + WAYS[name].code if on_gpu or line != _BENCHMARK)
+    lines = [line for line in before + WAYS[name].code if on_gpu or line != _BENCHMARK]
+    dims = {parameter.dim() for parameter in model.parameters()}
+    if 5 in dims and _CHANNELS_LAST in lines:
+        lines.remove(_CHANNELS_LAST)
+        of_5 = (_CHANNELS_LAST.replace("channels_last", "channels_last_3d"),)
+        lines += _EACH_CHANNELS_LAST if 4 in dims else of_5
+    return tuple(lines)
 
 
 class Runner:

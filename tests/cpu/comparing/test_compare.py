@@ -210,6 +210,23 @@ def test_bad_inputs_are_named() -> None:
         ca.compare(compared_models.Here(), "x", ways="eager")
 
 
+def test_whether_to_train_is_a_bool() -> None:
+    with pytest.raises(TypeError, match="train must be a bool or None, got str"):
+        ca.compare(compared_models.Net(), X, train="yes")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dims", [(2,), (3,), (1, 2, 3)], ids=str)
+def test_the_lines_for_channels_last_run(dims: tuple[int, ...]) -> None:
+    kinds = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+    model = nn.ModuleList(kinds[n](4, 4, 3) for n in dims)
+    lines = ways.code_of("channels_last", False, False, model)
+    exec("\n".join(lines), {"torch": torch, "model": model})
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    for weight in (layer.weight for layer in model):
+        last = formats.get(weight.dim(), torch.contiguous_format)
+        assert weight.is_contiguous(memory_format=last)
+
+
 def test_one_way_may_be_named_alone() -> None:
     (row,) = ca.compare(compared_models.Here().eval(), X, ways="eager").rows
     assert row.step_ms is not None

@@ -55,7 +55,9 @@ def test_shipped_file_passes_its_own_check(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["h900", "", "cuda:x", "json"])
 def test_unknown_name(name: str) -> None:
-    with pytest.raises(ValueError, match=r"device: .*'a100', 'h100', 'h200', 'l4', 't4'") as error:
+    with pytest.raises(
+        ValueError, match=r"device must be .*'a100', 'h100', 'h200', 'l4', 't4'"
+    ) as error:
         devices.load(name)
     assert repr(name) in str(error.value)
 
