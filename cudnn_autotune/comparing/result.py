@@ -53,7 +53,8 @@ class ModelComparison:
     subject: str
     """The model's class, the step, and the device."""
     rows: tuple[Row, ...]
-    """A row for each way, in the order of ``ways``."""
+    """A row for each way, in the order of ``ways``: ``way``, ``code``, ``step_ms``, ``spread``,
+    ``speedup``, ``first_call_s``, ``peak_mib``, ``output_error``, ``gradient_error``, ``note``."""
     notes: tuple[str, ...] = ()
     """Limits of the comparison."""
     was_interrupted: bool = False

@@ -45,9 +45,11 @@ class Compilation:
     chosen_in_captures: str = OURS
     """Program that runs while the caller captures a CUDA graph, in which no host takes part."""
     note: str = ""
+    """Remarks, such as the reason for Inductor's own program or for the layout."""
 
     @property
     def fused(self) -> list[GroupReport]:
+        """The groups that were fused."""
         return [group for group in self.groups if group.is_fused]
 
     def _parts(self) -> list[str]:

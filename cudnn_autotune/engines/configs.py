@@ -35,9 +35,12 @@ class Candidate:
     engine: int | None
     """cuDNN's engine number; None if the candidate is no engine of cuDNN."""
     knobs: Mapping[str, int] = field(hash=False)
+    """The engine's knobs and their values, by name."""
     workspace_bytes: int
     numerical_notes: tuple[str, ...]
+    """cuDNN's notes on the output, such as ``TENSOR_CORE`` and ``NONDETERMINISTIC``."""
     behavior_notes: tuple[str, ...]
+    """cuDNN's notes on the plan, such as ``RUNTIME_COMPILATION``."""
     text: str
     """The candidate as a text, from which :func:`build_plan` builds the same plan:
     ``eng67:KERNEL_CFG=3,WORKSPACE=0``, ``aten``, ``matmul``, or the ``name@version:settings`` of an

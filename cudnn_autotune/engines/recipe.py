@@ -28,6 +28,8 @@ class Address:
     """A place in device memory that is known at each launch."""
 
     buffer: Buffer
+    """The forward's input ``"x"``, weight ``"w"`` or output ``"y"``, an operand of the epilogue, or
+    the ``"workspace"``."""
     offset: int = 0
     """Bytes from the buffer's first element."""
 
@@ -72,6 +74,7 @@ class Kernel:
     source: str
     """CUDA C++. It includes nothing, and declares the function ``extern "C" __global__``."""
     function: str
+    """The kernel's name in the source."""
     defines: tuple[tuple[str, str | int], ...] = ()
     """Macros and their values for the compiler."""
     arch_suffix: Literal["", "a", "f"] = ""
@@ -86,6 +89,7 @@ class CompiledKernel:
     cubin: bytes
     """Machine code of this GPU."""
     function: str
+    """The kernel's name in the machine code."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +98,11 @@ class KernelLaunch:
 
     kernel: Kernel | CompiledKernel
     grid: Dim3
+    """Blocks in x, y and z."""
     block: Dim3
+    """Threads of a block in x, y and z."""
     arguments: tuple[Argument, ...]
+    """The kernel's arguments, in order."""
     shared_bytes: int = 0
     """Bytes of dynamic shared memory of a block."""
     cluster: Dim3 = (1, 1, 1)
@@ -109,6 +116,7 @@ class EngineLaunch:
 
     problem: ConvProblem
     engine_text: str
+    """The engine config, as ``Candidate.text``."""
     x: Address
     w: Address
     y: Address

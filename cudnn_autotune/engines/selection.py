@@ -78,6 +78,7 @@ class Evidence:
     sustained_clock_mhz: float | None = None
     """SM clock at the end of the chosen candidate's last sustained run."""
     max_clock_mhz: float | None = None
+    """The highest SM clock of the GPU."""
     throttle_reasons: tuple[str, ...] = ()
     """NVML's names of the reasons seen for a clock below the highest."""
     disturbed: int = 0
@@ -109,12 +110,14 @@ class Selection:
     """The result of a search: every timed or rejected candidate, the chosen one first."""
 
     ranking: tuple[Measurement, ...]
+    """The candidates, the chosen one first."""
     total_samples: int
     """Timed launches of all candidates."""
     evidence: Evidence = field(default_factory=Evidence)
 
     @property
     def winner(self) -> Measurement:
+        """The chosen candidate with its time."""
         return self.ranking[0]
 
     def to_json(self) -> dict[str, Any]:
