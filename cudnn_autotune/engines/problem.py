@@ -59,7 +59,7 @@ class ConvProblem:
             ``torch.channels_last_3d``.
         deterministic: whether to leave out engines that may give other bits from run to run.
         allow_tf32: for float32, whether tensor cores may round the inputs to TF32.
-        allow_reduced_precision: for the half types, whether partial sums may be kept in them.
+        allow_reduced_precision: for float16 and bfloat16, whether partial sums may be kept in them.
         alignment: alignment in bytes of input, weight and output, a power of two up to 32. Memory
             that torch allocates has 32 and more.
         bias, residual, activation: operations after a forward convolution. It computes

@@ -45,10 +45,10 @@ def pin(problem: ConvProblem, engine_text: str) -> None:
     if kind == "matmul":
         if not require_cuda_build().is_matmul(problem.native()):
             raise ValueError(
-                f"engine_text: {engine_text!r} computes only matrix products of half types: 1x1 "
-                f"convolutions of stride 1 in channels_last or of one image, or kernels as large "
-                f"as the input; without padding, determinism, or an epilogue other than a bias; "
-                f"got {problem.text}"
+                f"engine_text: {engine_text!r} computes only matrix products in half precision: "
+                f"1x1 convolutions of stride 1 in channels_last or of one image, or kernels as "
+                f"large as the input; without padding, determinism, or an epilogue other than a "
+                f"bias; got {problem.text}"
             )
     elif kind != "aten":
         named(engine_text)
