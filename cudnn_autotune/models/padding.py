@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
+from torch.nn.utils.parametrize import is_parametrized
 
 from cudnn_autotune.nn.modules import Conv1d, Conv2d, Conv3d, Unscriptable
 from cudnn_autotune.norms.batch_norms import is_seen
@@ -62,8 +63,9 @@ def _calls_pytorchs(cls: type[Any]) -> bool:
 
 def _may_pad(layer: Any, x: Any) -> bool:
     """Returns whether a layer of this package may pad an input itself. Not where a gradient is
-    recorded: it would hold the input, into which the caller may write, and not the padded one."""
-    if type(x) is not Tensor or not _is_served(x):
+    recorded: it would hold the input, into which the caller may write, and not the padded one. Nor
+    where the weight is parametrized: each reading computes it, and a forward reads it once."""
+    if type(x) is not Tensor or not _is_served(x) or is_parametrized(layer):
         return False
     return not torch.is_grad_enabled() or not any(
         one is not None and one.requires_grad for one in (x, layer.weight, layer.bias)
@@ -182,9 +184,10 @@ def forward(self, x):
 
 def _convolve_same(layer: Any, x: Tensor) -> Any:
     sizes: list[int] = []
+    kernel_size = layer.weight.shape[-2:]  # the layer may be made with another one
     for d in (1, 0):
         size, stride = x.shape[d - 2], layer.stride[d]
-        reach = layer.dilation[d] * (layer.kernel_size[d] - 1) + 1
+        reach = layer.dilation[d] * (kernel_size[d] - 1) + 1
         both = max((-(-size // stride) - 1) * stride + reach - size, 0)
         sizes += [both // 2, both - both // 2]
     return convolved(layer, x, sizes)

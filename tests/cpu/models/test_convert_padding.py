@@ -14,6 +14,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+from torch.nn.utils.parametrize import register_parametrization
 
 import cudnn_autotune as ca
 from cudnn_autotune import functional
@@ -257,6 +259,58 @@ def test_a_layer_of_timm(stride: Any, size: tuple[int, int], paddings: list[Any]
     torch.testing.assert_close(ours(x), theirs(x), **EXACT)
     assert len(paddings) == 1, "this version of timm is known"
     torch.testing.assert_close(ours(x[0]), theirs(x[0]), **EXACT)
+
+
+def test_a_weight_of_another_size_than_the_layer_of_timm_was_made_with(
+    paddings: list[Any],
+) -> None:
+    timm = pytest.importorskip("timm.layers")
+    theirs = timm.Conv2dSame(4, 6, 3, stride=2).double()
+    theirs.weight = nn.Parameter(torch.randn(6, 4, 5, 4, dtype=torch.float64))
+    ours = ca.convert(copy.deepcopy(theirs))
+    x = torch.randn(2, 4, 9, 8, dtype=torch.float64)
+    torch.testing.assert_close(ours(x), theirs(x), **EXACT)
+    assert paddings == [(2, 1)]
+
+
+class Dropped(nn.Module):
+    """A parametrization that draws random numbers."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return F.dropout(weight)
+
+
+@pytest.mark.parametrize("has_gradients", [False, True])
+@pytest.mark.parametrize(
+    "parametrize",
+    [
+        parametrizations.spectral_norm,
+        lambda layer: register_parametrization(layer, "weight", Dropped()),
+    ],
+    ids=["spectral", "random"],
+)
+@pytest.mark.parametrize(
+    "make",
+    [lambda: pytest.importorskip("timm.layers").Conv2dSame(4, 6, 3), causal],
+    ids=["timm", "causal"],
+)
+def test_a_parametrized_weight_is_computed_once_in_a_forward(
+    make: Callable[[], nn.Module],
+    parametrize: Callable[[nn.Module], nn.Module],
+    has_gradients: bool,
+    paddings: list[Any],
+) -> None:
+    """Each time changes the vectors of a spectral norm, or draws other numbers."""
+    theirs = parametrize(make().double())
+    ours = ca.convert(copy.deepcopy(theirs))
+    x = torch.randn(1, 4, *[6] * len(theirs.stride), dtype=torch.float64)  # type: ignore[arg-type]
+    found = []
+    with torch.set_grad_enabled(has_gradients):
+        for layer in (ours, theirs):
+            torch.manual_seed(0)
+            found.append((layer(x), *layer.buffers(), torch.get_rng_state()))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, **EXACT)
 
 
 @pytest.mark.parametrize("size", [8, 9])
