@@ -126,7 +126,7 @@ def in_layout(
     """
     _check_calls(graph, for_training)
     given, graph = graph, copied(graph)
-    laid_out_as = dict(zip(given.graph.nodes, graph.graph.nodes, strict=True))
+    nodes = list(graph.graph.nodes)
     placeholders: list[Node] = graph.graph.find_nodes(op="placeholder")
     output = graph.graph.output_node()
     inputs, outputs = fake_tensors(placeholders), fake_tensors(output.all_input_nodes)
@@ -146,8 +146,8 @@ def in_layout(
         raise ValueError("an output shares memory with an input or another output")
     weights = _weights_of_convolutions(graph.graph)
     dims = {weight.meta["example_value"].dim() for weight in weights}
-    for node in _repeated(weights):
-        weights.setdefault(node, list(node.users))
+    repeated = [node for node in _repeated(weights) if node not in weights]
+    weights.update((node, list(node.users)) for node in repeated)
     copied_inputs = [
         node
         for node, value in inputs.items()
@@ -155,6 +155,7 @@ def in_layout(
     ]
     if written_among(graph.graph, (*weights, *copied_inputs)):
         raise ValueError("it writes into an input or a weight")
+    copies: dict[Node, Node] = {}
     for node in copied_inputs:
         readers = list(node.users)
         with graph.graph.inserting_after(node):
@@ -162,8 +163,11 @@ def in_layout(
         copy.meta = dict(node.meta)
         for reader in readers:
             reader.replace_input_with(node, copy)
+        copies[node] = copy
     lay_out = _each_laid_out if with_constants else _laid_out_together
-    _lay_out_weights(graph.graph, weights, lay_out, memory_format, for_training)
+    of_weights = _lay_out_weights(graph.graph, weights, lay_out, memory_format, for_training)
+    # Only convolutions read the copies of other weights.
+    copies.update((node, of_weights[node]) for node in repeated)
     if for_training:
         _lay_out_inputs(graph.graph, memory_format)
     # The caches of a decoder's layers are copied at once, so that nothing is held for them later.
@@ -175,7 +179,8 @@ def in_layout(
         restored.meta = dict(node.meta)
         output.replace_input_with(node, restored)
     graph.recompile()
-    _check_memory(given, graph, laid_out_as)
+    read = [copies.get(node, node) for node in nodes]
+    _check_memory(given, graph, dict(zip(given.graph.nodes, read, strict=True)))
     return graph
 
 
@@ -200,7 +205,7 @@ def _check_memory(given: GraphModule, graph: GraphModule, laid_out: Mapping[Node
     Args:
         given: the graph.
         graph: a copy of it in another layout.
-        laid_out: the graph's node -> the copy's node.
+        laid_out: the graph's node -> the copy's node that is read in its place.
     """
     found = storages_when_run(graph)
     taken = {one for node in graph.graph.find_nodes(op="placeholder") for one in found[node]}
@@ -268,8 +273,9 @@ def _lay_out_weights(
     lay_out: Callable[[Sequence[Tensor], str, torch.dtype], list[Tensor]],
     memory_format: str,
     for_training: bool,
-) -> None:
-    """Puts weights of convolutions into the convolutions' layout.
+) -> dict[Node, Node]:
+    """Puts weights of convolutions into the convolutions' layout, and returns each one's copy; the
+    last one, if the nodes read it in several dtypes.
 
     One call of ``lay_out`` for each pair of dtypes lays out the graph's inputs among them. A weight
     that the graph computes is laid out by itself, so that Inductor writes it in this layout.
@@ -279,6 +285,7 @@ def _lay_out_weights(
         for_training: as of :func:`in_layout`.
     """
     behind = graph.find_nodes(op="placeholder")[-1].next
+    copies: dict[Node, Node] = {}
     alike: dict[Any, dict[Node, list[Node]]] = {}
     for weight, nodes in readers.items():
         of_weight = weight.meta["example_value"].dtype
@@ -295,6 +302,8 @@ def _lay_out_weights(
                 copy.meta = dict(weight.meta)
                 for reader in nodes:
                     reader.replace_input_with(weight, copy)
+                copies[weight] = copy
+    return copies
 
 
 def _lay_out_inputs(graph: Graph, memory_format: str) -> None:

@@ -806,6 +806,20 @@ class TestLayout:
         y.transpose(1, 2).reshape(-1).zero_()  # a view where y is in channels_last
         return y + 1
 
+    def into_copied_input(model: Any, x: Tensor) -> Tensor:
+        y = x.contiguous(memory_format=torch.channels_last_3d)  # x itself, if it is laid out so
+        y[:, 0].zero_()
+        output: Tensor = model.conv(x) + y
+        return output
+
+    def into_copied_filters(model: Any, x: Tensor) -> Tensor:
+        filters = model.conv.weight
+        copied = filters.contiguous(memory_format=torch.channels_last)
+        copied.zero_()
+        images = x.flatten(0, 1)[None]
+        output = F.conv2d(images, filters.repeat(2, 1, 1, 1), padding=1, groups=2)
+        return output.view(x.shape) + copied.sum()
+
     CALLS = (
         *(into_state, into_weight, into_computed_weight, by_strides, by_an_operator),
         *(into_reshaped, into_reshaped_copy),
@@ -813,7 +827,11 @@ class TestLayout:
 
     @pytest.mark.basic(2)
     @pytest.mark.parametrize(
-        ("dims", "call"), [(3, into_input), (3, into_state), *[(1, call) for call in CALLS]]
+        ("dims", "call"),
+        [
+            *((3, into_copied_input), (2, into_copied_filters), (3, into_input), (3, into_state)),
+            *[(1, call) for call in CALLS],
+        ],
     )
     def test_what_depends_on_memory_is_as_in_pytorch(
         self, dims: int, call: Callable[[Any, Tensor], Tensor]
