@@ -80,7 +80,7 @@ def drop_biases(graph: GraphModule) -> None:
     Such a norm subtracts the mean of each channel, and the bias with it. So the output does not
     depend on the bias, whose gradient is zero. PyTorch's differs from zero by what is rounded. The
     bias minus itself is added to the norm's own: a NaN or an infinity goes on into the output, and
-    the bias gets its gradient.
+    the bias gets its gradient. A convolution without gradients keeps its bias, which gets none.
     """
     for norm in list(graph.graph.nodes):
         if norm.op != "call_function" or norm.target not in NORMS:
@@ -93,6 +93,7 @@ def drop_biases(graph: GraphModule) -> None:
             and convolution.target in CONVOLUTIONS
             and set(convolution.users) == {norm}
             and _has_batch(convolution)
+            and _has_gradient(convolution)
         )
         bias = argument_of(convolution, 2, "bias") if is_only else None
         shift = given.get("bias")
@@ -118,6 +119,11 @@ def _has_batch(convolution: Node) -> bool:
     weight = argument_of(convolution, 1, "weight")
     dims = [value.dim() for value in fake_tensors([convolution, weight]).values()]
     return len(dims) == 2 and dims[0] == dims[1]
+
+
+def _has_gradient(node: Node) -> bool:
+    """Returns whether autograd records a call: not within ``torch.no_grad()``."""
+    return any(value.requires_grad for value in fake_tensors([node]).values())
 
 
 def _set_argument(node: Node, position: int, name: str, value: Node | None) -> None:

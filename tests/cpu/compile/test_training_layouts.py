@@ -498,6 +498,25 @@ def test_a_bias_that_is_not_finite_reaches_the_output(bias: float) -> None:
     assert bool(ran(x).isnan().all())
 
 
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d, nn.InstanceNorm2d])
+@pytest.mark.basic(1)
+def test_a_bias_without_gradients_gets_none(norm: Callable[..., nn.Module]) -> None:
+    """An optimizer would decay it by a gradient of zeros."""
+
+    def forward(model: Any, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            x = model.conv(x)
+        result: Tensor = model.last(model.norm(x).relu())
+        return result
+
+    model = Made(
+        forward, conv=nn.Conv2d(8, 8, 3), norm=norm(8, affine=True), last=nn.Conv2d(8, 4, 1)
+    )
+    check(model, torch.randn(IMAGES))
+    assert last().chosen == LAID_OUT, last().note
+    assert model.conv.bias.grad is None
+
+
 @pytest.mark.slow
 def test_a_transform_of_a_norm_keeps_its_bias() -> None:
     def forward(model: Any, x: Tensor) -> Tensor:
