@@ -170,6 +170,17 @@ def _rounds(node: Node) -> bool:
     return node.target is _convert and node.args[1] in (torch.float16, torch.bfloat16)
 
 
+def _widens(node: Node) -> bool:
+    """Returns whether a node converts a value to a dtype that has all numbers of the value's: no
+    integers, whose sign may be another one."""
+    if node.target is not _convert:
+        return False
+    operand: Any
+    dtype: Any
+    operand, dtype = node.args
+    return torch.promote_types(operand.meta["val"].dtype, dtype) == dtype
+
+
 def _readers(node: Node) -> tuple[list[Node], list[Node]]:
     """Returns a value's aliases, in order, and the nodes that read it or one of them."""
     aliases: list[Node] = []
@@ -202,7 +213,7 @@ def tell_by_outputs(graph: Graph, decompositions: Decompositions) -> None:
             rounded = (user for user in match.output.users if _rounds(user))
             output = next(rounded, match.output)
             outside = [user for user in argument.users if user not in match.nodes]
-            widened = [user for user in outside if user.target is _convert]
+            widened = [user for user in outside if _widens(user)]
             signs = [sign for user in widened for sign in user.users]
             signs += [user for user in outside if user not in widened]
             for sign in signs:

@@ -124,6 +124,16 @@ def test_the_backward_needs_no_mask(activation: nn.Module) -> None:
     assert torch.bool not in dtypes
 
 
+def test_an_integer_does_not_tell_the_sign() -> None:
+    """That of 0.5 is 0."""
+
+    def forward(model: Any, x: Tensor) -> Tensor:
+        x = model.conv(x)
+        return nn.functional.leaky_relu(x, 0.1) * (x.int() > 0)
+
+    check(Made(forward, conv=nn.Conv2d(6, 6, 3)), images())
+
+
 @pytest.mark.slow
 def test_a_graph_that_is_laid_out_has_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training_graph, "favours_channels_last", lambda *_, **__: True)
