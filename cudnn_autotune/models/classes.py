@@ -30,6 +30,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from cudnn_autotune.functional import enter_policy, leave_policy
 from cudnn_autotune.models import padding
 from cudnn_autotune.models.routing import Marking, calls_convolutions, codes
+from cudnn_autotune.models.sequential import Sequential
 from cudnn_autotune.nn import modules
 from cudnn_autotune.nn.modules import WithPolicy
 from cudnn_autotune.norms import batch_norms, kept_layouts, synchronised
@@ -55,11 +56,11 @@ KEPT_LAYOUTS: dict[Class, Class] = {
 SERVED_BELOW = (nn.GroupNorm, _InstanceNorm)
 """PyTorch's classes of norms whose operator is served within a converted forward."""
 _WITH_NORMS = (
-    *(batch_norms.ServedNorm, batch_norms.ServedNormAct, batch_norms.Sequential),
+    *(batch_norms.ServedNorm, batch_norms.ServedNormAct, Sequential),
     kept_layouts.KeptLayout,
 )
 _ORIGINALS = {ours: theirs for theirs, ours in (COUNTERPARTS | NORMS | KEPT_LAYOUTS).items()}
-_ORIGINALS |= {module.Sequential: nn.Sequential for module in (batch_norms, padding)}
+_ORIGINALS[Sequential] = nn.Sequential
 _DERIVED: dict[Class, Class] = {}
 _MADE_FOR_NORMS: dict[Class, Class] = {}
 _METHODS = ("forward", "_conv_forward")
@@ -107,8 +108,7 @@ def new_with_norms(original: Class, *args: Any) -> nn.Module:
 
 def is_ours(module: nn.Module) -> bool:
     """Returns whether this package serves the module's convolution, or its norm."""
-    others = (padding.Sequential, synchronised.SyncBatchNorm)
-    return isinstance(module, (WithPolicy, *others, *_WITH_NORMS))
+    return isinstance(module, (WithPolicy, synchronised.SyncBatchNorm, *_WITH_NORMS))
 
 
 def serves_norms(module: nn.Module) -> bool:
@@ -227,7 +227,7 @@ def class_for(module: nn.Module, serves_calls: bool = False) -> Class | None:
 
 def class_for_pads(module: nn.Module) -> Class | None:
     """Returns the class whose convolutions pad what is padded in front of them, or None."""
-    return padding.Sequential if padding.pads(module) else None
+    return Sequential if padding.pads(module) else None
 
 
 def class_for_norms(module: nn.Module, keeps_layout: bool) -> Class | None:
@@ -245,7 +245,7 @@ def class_for_norms(module: nn.Module, keeps_layout: bool) -> Class | None:
         return KEPT_LAYOUTS[cls]
     if not batch_norms.serves(module, cls):
         return None
-    return batch_norms.Sequential if cls is nn.Sequential else _made_for_norms(cls)
+    return Sequential if cls is nn.Sequential else _made_for_norms(cls)
 
 
 def _made_for_norms(cls: Class) -> Class:
@@ -257,7 +257,7 @@ def _made_for_norms(cls: Class) -> Class:
 
 def _make_for_norms(cls: Class) -> Class:
     is_sequential = issubclass(cls, nn.Sequential)
-    served: Any = batch_norms.Sequential if is_sequential else batch_norms.ServedNormAct
+    served: Any = Sequential if is_sequential else batch_norms.ServedNormAct
     names = ("__module__", "__qualname__", "__doc__", "__init__")
     namespace = {name: getattr(cls, name) for name in names} | {"converted_from": cls}
     if is_sequential:

@@ -20,10 +20,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
 from torch.nn.utils.parametrize import is_parametrized
 
-from cudnn_autotune.nn.modules import Conv1d, Conv2d, Conv3d, Unscriptable
+from cudnn_autotune.nn.modules import Conv1d, Conv2d, Conv3d
 from cudnn_autotune.norms.batch_norms import is_seen
 
 Forward = Callable[..., Any]
@@ -107,7 +106,7 @@ def convolved(layer: Any, x: Tensor, sizes: Sequence[int], own: Any = 0) -> Any:
     )
 
 
-_PADS = {getattr(nn, f"{kind}Pad{d}d") for kind in ("Zero", "Constant") for d in (1, 2, 3)}
+PADS = {getattr(nn, f"{kind}Pad{d}d") for kind in ("Zero", "Constant") for d in (1, 2, 3)}
 _CONVOLUTIONS = {Conv1d, Conv2d, Conv3d}
 _PYTORCHS = {nn.Conv1d, nn.Conv2d, nn.Conv3d}
 
@@ -117,37 +116,20 @@ def pads(module: nn.Module) -> bool:
     this package."""
     is_plain = type(module) is nn.Sequential and "forward" not in vars(module)
     return is_plain and any(
-        type(pad) in _PADS and type(behind) in _CONVOLUTIONS
+        type(pad) in PADS and type(behind) in _CONVOLUTIONS
         for pad, behind in itertools.pairwise(module._modules.values())
     )
 
 
-class Sequential(Unscriptable, nn.Sequential):
-    """``torch.nn.Sequential`` whose convolutions pad what is padded with zeros in front of them, if
-    no hook sees the padded tensor."""
-
-    def forward(self, input: Any) -> Any:
-        if torch.compiler.is_compiling() or _has_any_global_hook():
-            return super().forward(input)
-        modules = [*self._modules.values()]
-        place = 0
-        while place < len(modules):
-            pair = modules[place : place + 2]
-            found = _convolve_pair(pair, input)
-            input = modules[place](input) if found is NotImplemented else found
-            place += 1 if found is NotImplemented else 2
-        return input
-
-
-def _convolve_pair(pair: Sequence[Any], x: Any) -> Any:
-    """Returns the output of a pad and a convolution; NotImplemented for other modules, and where
-    something sees the padded tensor."""
-    if len(pair) < 2 or type(pair[0]) not in _PADS or type(pair[1]) not in _CONVOLUTIONS:
-        return NotImplemented
-    pad, layer = pair
-    if is_seen(pad) or is_seen(layer) or pad.value != 0 or not _may_pad(layer, x):
-        return NotImplemented
-    return convolved(layer, x, pad.padding, layer.padding)
+def convolved_pair(pad: Any, layer: Any, x: Any) -> Any:
+    """Returns the output of a pad and the convolution behind it, which pads itself; None for other
+    modules, and where something sees the padded tensor."""
+    if type(layer) not in _CONVOLUTIONS or is_seen(pad) or is_seen(layer):
+        return None
+    if pad.value != 0 or not _may_pad(layer, x):
+        return None
+    found = convolved(layer, x, pad.padding, layer.padding)
+    return None if found is NotImplemented else found
 
 
 _CAUSAL = """

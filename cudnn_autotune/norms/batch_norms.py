@@ -102,7 +102,7 @@ class LazyBatchNorm3d(ServedNorm, nn.LazyBatchNorm3d):  # type: ignore[misc, unu
     cls_to_become = BatchNorm3d
 
 
-_CLASSES = (BatchNorm1d, BatchNorm2d, BatchNorm3d)
+CLASSES = (BatchNorm1d, BatchNorm2d, BatchNorm3d)
 
 
 class ServedNormAct(Unscriptable, _BatchNorm):
@@ -124,26 +124,6 @@ class ServedNormAct(Unscriptable, _BatchNorm):
         return super().forward(*args, **kwargs)
 
 
-class Sequential(Unscriptable, nn.Sequential):
-    """``torch.nn.Sequential`` that computes a batch norm and the activation behind it at once, if
-    no hook sees the tensor between them."""
-
-    @with_signature_of(nn.Sequential.forward)
-    def forward(self, input: Any) -> Any:
-        if torch.compiler.is_compiling() or not isinstance(input, Tensor) or _has_any_global_hook():
-            return super().forward(input)
-        modules = [*self._modules.values()]
-        place, last = 0, len(modules) - 1
-        while place <= last:
-            module: Any = modules[place]
-            found = None
-            if place < last and type(module) in _CLASSES:
-                found = _computed_pair(module, modules[place + 1], input)
-            input = module(input) if found is None else found
-            place += 1 if found is None else 2
-        return input
-
-
 def register_norm_act(cls: type[_BatchNorm], tail: Tail) -> None:
     """Lets ``convert(model)`` serve a class that holds a batch norm and an activation.
 
@@ -161,7 +141,7 @@ def register_norm_act(cls: type[_BatchNorm], tail: Tail) -> None:
         TypeError: ``cls`` is not such a class, or ``tail`` cannot be called.
     """
     bases = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-    if not (isinstance(cls, type) and issubclass(cls, bases)) or cls in (*bases, *_CLASSES):
+    if not (isinstance(cls, type) and issubclass(cls, bases)) or cls in (*bases, *CLASSES):
         raise TypeError(
             f"cls must be a class derived from torch.nn.BatchNorm1d to BatchNorm3d, got {cls!r}"
         )
@@ -226,7 +206,7 @@ def is_seen(module: nn.Module) -> bool:
     )
 
 
-def _computed_pair(norm: _BatchNorm, behind: Any, input: Tensor) -> Tensor | None:
+def computed_pair(norm: _BatchNorm, behind: Any, input: Tensor) -> Tensor | None:
     """Returns the output of a norm and the module behind it, if that is an activation and nothing
     sees the tensor between them; else None."""
     tail = (behind,)

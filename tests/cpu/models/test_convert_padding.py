@@ -339,6 +339,10 @@ SEQUENCES: dict[str, tuple[Callable[[], list[nn.Module]], list[Any]]] = {
         lambda: [nn.ZeroPad2d(1), nn.Conv2d(4, 6, 3), nn.ZeroPad2d(2), nn.Conv2d(6, 2, 3)],
         [(1, 1), (2, 2)],
     ),
+    "with a norm": (
+        lambda: [nn.ZeroPad2d((0, 1, 0, 1)), nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6), nn.ReLU()],
+        [(0, 0, 1, 1)],
+    ),
     "negative": (lambda: [nn.ZeroPad2d((1, -1, 0, 0)), nn.Conv2d(4, 6, 3)], [(0, 0)]),
     "of one": (lambda: [nn.ConstantPad2d(1, 1.0), nn.Conv2d(4, 6, 3)], [(0, 0)]),
     "reflected": (lambda: [nn.ReflectionPad2d(1), nn.Conv2d(4, 6, 3)], [(0, 0)]),
