@@ -59,11 +59,20 @@ _NORM_OPERANDS = ("grad_output", "grad_output_2", "input", "output", "residual")
 
 class _MarkedConvolution:
     """The replacement of Inductor's ``ExternKernelChoice`` for ATen's convolution, and of its
-    ``conv_layout``."""
+    ``conv_layout`` and ``get_stride_order``."""
 
-    def __init__(self, choices: dict[bool, Any], sampling: str, workspace_limit: int) -> None:
+    def __init__(
+        self,
+        choices: dict[bool, Any],
+        get_stride_order: Callable[..., Sequence[int]],
+        sampling: str,
+        workspace_limit: int,
+    ) -> None:
         self._choices = choices  # by whether the convolution is transposed
+        self._get_stride_order = get_stride_order
         self._policy = {"sampling": sampling, "workspace_limit": workspace_limit}
+        self._order: list[int] = []
+        """The operator's order of strides."""
 
     def layout(self, input: Any, weight: Any, _: None, **kwargs: Any) -> Any:
         """Returns the layout of the result. ATen's may differ, as in float64 on a CPU."""
@@ -73,10 +82,21 @@ class _MarkedConvolution:
         ir: Any = torch._inductor.ir
         choice = self._choices[bool(kwargs["transposed"])]
         with V.graph.fake_mode:
-            operands = [ir.ir_node_to_tensor(operand) for operand in (input, weight)]
-            output = choice.op_overload(*operands, bias=None, **self._geometry(kwargs))
+            x, w = (ir.ir_node_to_tensor(operand) for operand in (input, weight))
+            output = choice.op_overload(x, w, bias=None, **self._geometry(kwargs))
+        self._order = _order_of(x, w, _is_fprop_of_height_1(x, w))
         sizes = (ir.convert_shape_to_inductor(of) for of in (output.size(), output.stride()))
         return ir.FixedLayout(input.get_device_or_error(), input.get_dtype(), *sizes)
+
+    def stride_order(self, strides: Sequence[Any], *others: Any) -> Sequence[int]:
+        """Returns the order of strides: the operator's, where two fit. Inductor orders the operands
+        as the result, whose single channel has the stride of its innermost dimension."""
+        dims = sorted(range(len(self._order)), key=self._order.__getitem__)
+        if len(strides) == len(dims) and all(isinstance(one, int) for one in strides):
+            ordered = [strides[dim] for dim in dims]
+            if ordered == sorted(ordered):
+                return self._order
+        return self._get_stride_order(strides, *others)
 
     def _geometry(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Returns the arguments of the operator between the bias and the policy."""
@@ -181,16 +201,17 @@ def _register(conv: Any) -> None:
             args = (args[0], in_order(weight, args[1], order), *args[2:])
         for choice in choices.values():
             choice.use_fallback_kernel = V.graph.cpp_wrapper
-        ours = _MarkedConvolution(choices, *mark.policy)
-        atens = conv.aten_convolution, conv.conv_layout
+        ours = _MarkedConvolution(choices, conv.ir.get_stride_order, *mark.policy)
+        theirs = conv.aten_convolution, conv.conv_layout, conv.ir.get_stride_order
         conv.aten_convolution, conv.conv_layout = ours, ours.layout
+        conv.ir.get_stride_order = ours.stride_order
         # Inductor's templates pad both sides alike.
         backends = "ATEN" if leaves_padding(marked) else config.max_autotune_conv_backends
         try:
             with config.patch(max_autotune_conv_backends=backends):
                 return lower_aten(*args, **kwargs)
         finally:
-            conv.aten_convolution, conv.conv_layout = atens
+            conv.aten_convolution, conv.conv_layout, conv.ir.get_stride_order = theirs
 
     def is_left_to_inductor() -> bool:
         """Returns whether marked convolutions are ATen's: under ``max-autotune`` Inductor may

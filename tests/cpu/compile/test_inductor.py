@@ -163,6 +163,35 @@ def test_a_marked_convolution_is_lowered_to_the_operator(
     assert codes[0].count("extern_kernels.convolution(") == 1, "the one that is not marked"
 
 
+@pytest.mark.parametrize("dims", [1, 3])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_single_channel_lies_in_the_layout_of_its_operands(transposed: bool, dims: int) -> None:
+    """Its strides fit another order of dimensions too, which no operator computes in."""
+    ones, zeros = [1] * dims, [0] * dims
+    geometry = (ones, ones, ones, transposed, zeros, 1)
+
+    def program(x: Tensor, v: Tensor, w: Tensor) -> Tensor:
+        for weight in (v, w):
+            marked = operators.mark_input(x, "race", 0)
+            x = torch.ops.aten.convolution(marked, weight, None, *geometry)
+        return x
+
+    def last(channels: int, *sizes: int) -> Tensor:
+        order = (0, dims + 1, *range(1, dims + 1))
+        return torch.randn(sizes[0], *sizes[1:], channels).permute(order)
+
+    torch._dynamo.reset()
+    x = last(3, 2, *[9, 8, 7][:dims])
+    window = [3] * dims
+    v = last(1, 3, *window) if transposed else last(3, 1, *window)
+    w = last(4, 1, *window) if transposed else torch.randn(4, 1, *window)
+    with torch.no_grad():
+        output, codes = run_and_get_code(torch.compile(program, fullgraph=True), x, v, w)
+    torch.testing.assert_close(output, program(x, v, w))
+    assert output.stride() == last(4, 2, *output.shape[2:]).stride()
+    assert "empty_strided_cpu(" not in codes[0].split("def call(")[1], "nothing is copied"
+
+
 class Upsampled(nn.Module):
     """A transposed convolution and a batch norm, written as it is traced on CUDA."""
 
