@@ -36,8 +36,12 @@ class _Result:
 
 
 def is_of_timm(data: dict[str, Any]) -> bool:
-    """Whether a record has steps of timm's models that its benchmark has, too."""
-    return data["benchmark"] == "models" and any(_results(data).values())
+    """Whether a record compares ``torch.compile`` and this package in a step of timm's models that
+    its benchmark has, too."""
+    if data["benchmark"] != "models":
+        return False
+    steps = ({way for way, _ in _ways(results)} for results in _results(data).values())
+    return any("compile" in ways and any(WAYS[way].is_ours for way in ways) for ways in steps)
 
 
 def files(data: dict[str, Any]) -> dict[str, str]:

@@ -64,8 +64,9 @@ def test_a_table_compares_with_the_best_of_pytorchs() -> None:
 
 
 def test_other_records_have_no_such_page() -> None:
-    """Older ones, and those of this package's own models or of training without an optimizer."""
-    times = {"eager": 32.0}
+    """Older ones, those of this package's own models, of training without an optimizer, or without
+    the rival."""
+    times = {"eager": 32.0, "compile": 20.0, "backend_compare": 16.0}
     of_timm = measured("timm:resnet50", "infer", times)
     assert timm_csv.is_of_timm(data(of_timm))
     del of_timm["parameters"]
@@ -74,6 +75,8 @@ def test_other_records_have_no_such_page() -> None:
         data(measured("resnet50", "infer", times)),
         data(measured("timm:resnet50", "train", times)),
         data(measured("timm:resnet50", "infer", times, layout="contiguous")),
+        data(measured("timm:resnet50", "infer", {"eager": 32.0, "compile": 20.0})),
+        data(measured("timm:resnet50", "infer", {"eager": 32.0, "backend_compare": 16.0})),
         {"benchmark": "kernels", "results": {}},
     ):
         assert not timm_csv.is_of_timm(one)
