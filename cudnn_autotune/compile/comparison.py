@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from cudnn_autotune.compile.communication import all_nodes
+from cudnn_autotune.compile.compilation import EAGER
 from cudnn_autotune.nn.untouched import cuda_devices, generators_kept, seed_generators
 from cudnn_autotune.store import settings
 from cudnn_autotune.store.verdicts import LockedError
@@ -64,9 +65,18 @@ class Comparison:
         gains = self.gpu_times_ms[least] < (1 - _LEAST_GAIN) * self.gpu_times_ms[self.fastest]
         return least if gains else self.fastest
 
-    def has_times_of(self, programs: Collection[str], on_gpu: bool) -> bool:
-        """Returns whether it has the times of exactly these programs, by name."""
+    def decides_for(self, program: str) -> bool:
+        """Returns whether a program is the fastest, in calls and in captures."""
+        return program == self.fastest == self.fastest_in_captures
+
+    def serves(self, programs: Collection[str], on_gpu: bool) -> bool:
+        """Returns whether it decides between programs, by their names: it has the times of exactly
+        these, or they are its fastest one and PyTorch's, which gives the outputs."""
+        if bool(self.gpu_times_ms) != on_gpu:
+            return False
         names = set(programs)
+        if names == {EAGER, self.fastest} and self.decides_for(self.fastest):
+            return True
         on_gpu_names = names if on_gpu else set()
         return self.times_ms.keys() == names and self.gpu_times_ms.keys() == on_gpu_names
 
@@ -96,7 +106,7 @@ def compare(
             not change them (see :func:`difference`), unless a graph in training has only such as
             token ids besides.
         devices: CUDA devices on which the programs compute, beside the inputs' devices.
-        kept: the comparison of an earlier process. If it has the times of these programs, and all
+        kept: the comparison of an earlier process. If it decides between these programs, and all
             are right now, there is no timing.
         for_training: whether a backward belongs to a call.
         dtypes: dtypes in which the programs compute, beside those of inputs and outputs.
@@ -151,7 +161,7 @@ def compare(
             if text is not None:
                 wrong[name] = text
         del expected
-        if kept is not None and not wrong and kept.has_times_of(programs, on_gpu):
+        if kept is not None and not wrong and kept.serves(programs, on_gpu):
             return replace(kept, is_kept=True)
         if settings.is_locked():
             raise LockedError(", ".join(programs))

@@ -214,10 +214,11 @@ class CompiledGraph(ComparedGraph):
         if self._is_missing():
             self._use_plain(inputs, f"not compared: {self._obstacle}")
             return
-        may_be_clear = (self._is_clear or ours.is_laid_out) and not self._has_symbols
-        # The decision may have needed plain Inductor's program.
-        may_be_clear &= self._kept is None or EAGER in self._kept.times_ms
-        if may_be_clear and options.memory_format is None and ours.weights is None:
+        may_be_clear = self._is_clear or ours.is_laid_out
+        if self._kept is not None:  # the decision may have needed plain Inductor's program
+            may_be_clear = self._kept.decides_for(OURS)
+        is_free = options.memory_format is None and ours.weights is None and not self._has_symbols
+        if may_be_clear and is_free:
             # Only the outputs are compared.
             self._contenders = {EAGER: Program(copied(self._graph)), OURS: ours}
             return

@@ -81,7 +81,9 @@ class TrainingGraph(ComparedGraph):
     faster for the group alone: a graph with one program is not timed as a whole.
 
     A program in another layout is compiled first. The others are compiled at the first call, unless
-    PyTorch's convolutions in the graph's layout alone take longer than a whole step of it.
+    PyTorch's convolutions in the graph's layout alone take longer than a whole step of it. Nor are
+    they compiled if an earlier process found the first one the fastest: its outputs are compared
+    with PyTorch's.
     """
 
     def __init__(
@@ -113,20 +115,19 @@ class TrainingGraph(ComparedGraph):
         """Whether programs may be compared, by steps that retain nothing for another backward."""
         self._compile_next(inputs)
         (first,) = self._programs
-        if first.layout is not None and options.compare and options.memory_format is None:
+        if any(self._may_win(way) for way in self._left):
             self._find_kept(graph, inputs, options, _fused(self._programs.values()))
             if self._is_missing():
                 self._compile_undecided(inputs)
                 return
-            if self._kept is None or EAGER in self._kept.times_ms:
+            may_be_clear = first.layout is not None and options.memory_format is None
+            if self._kept is not None:
+                may_be_clear = self._kept.decides_for(first.name)
+            if may_be_clear:
                 self._use(first, self._programs[first])
                 self._wait({EAGER: Program(_eager(graph)), **self._named()})
                 return
         self._compile_all(inputs)
-        if self._contenders and not self._name:
-            self._find_kept(graph, inputs, options, _fused(self._programs.values()))
-            if self._is_missing():
-                self._give_up(self._obstacle)
 
     def _layout_to_try(self) -> str | None:
         """Returns the layout in which the graph may be faster; None if there is none."""
@@ -291,8 +292,10 @@ class TrainingGraph(ComparedGraph):
         if not self._measures_norms:
             return
         text = record.note
-        if with_norms := [times[name] for name in times if name in self._with_norms]:
-            best, without = min(with_norms), times[next(iter(contenders))]
+        with_norms = [times[name] for name in times if name in self._with_norms]
+        others = [times[name] for name in (WITHOUT_NORMS, EAGER) if name in times]
+        if with_norms and others:
+            best, without = min(with_norms), others[0]
             text = f"a step takes {best:.3f} ms with norms, {without:.3f} without"
         self._report(chosen in self._with_norms, text)
 

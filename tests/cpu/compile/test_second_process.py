@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from torch.utils.checkpoint import (
 )
 
 import cudnn_autotune as ca
-from cudnn_autotune.compile import compiled_graph, computation
+from cudnn_autotune.compile import compiled_graph, computation, training_graph
 from cudnn_autotune.compile.comparison import Comparison, compare
 from cudnn_autotune.core import versions
 from cudnn_autotune.store import verdicts
@@ -98,15 +99,53 @@ def test_a_kept_program_that_is_wrong_now_does_not_run(
     assert found["times"].keys() == {"inductor", "cudnn_autotune"}
 
 
+@pytest.mark.parametrize("kind", ["inference", "training"])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_the_second_process_compiles_the_fastest_program_alone(
+    is_first: bool, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If that is the one which is compiled first. Its outputs are compared with PyTorch's."""
+    compiled: list[str] = []
+    compared: list[set[str]] = []
+    place, name = {
+        "inference": (compiled_graph, "compile_plain"),
+        "training": (training_graph, "compile_training"),
+    }[kind]
+    compile_it = getattr(place, name)
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        compiled.append(name)
+        return compile_it(*args, **kwargs)
+
+    def decided(programs: Any, *rest: Any) -> Comparison:
+        compared.append({*programs})
+        found = compare(programs, *rest)
+        times = {name: float((name == "cudnn_autotune") != is_first) + 1 for name in found.times_ms}
+        return found if found.is_kept else replace(found, times_ms=times)
+
+    monkeypatch.setattr(place, name, counted)
+    monkeypatch.setattr(compiled_graph, "compare", decided)
+    assert again(tmp_path, kind) == "tuned"
+    first, chosen = len(compiled), ca.compilations()[-1].chosen
+    compiled.clear()
+    assert again(tmp_path, kind) == "store"
+    assert len(compiled) == (first - 1 if is_first else first)
+    assert ca.compilations()[-1].chosen == chosen
+    assert (chosen == "cudnn_autotune") == is_first
+    assert compared[1] == ({"pytorch", chosen} if is_first else compared[0])
+
+
 def test_kept_times_serve_the_programs_that_they_are_of() -> None:
-    programs = {"reference": torch.exp, "other": torch.exp}
-    found = compare(programs, [torch.ones(3)], kept=KEPT)
+    programs, ones = {"reference": torch.exp, "other": torch.exp}, torch.ones(3)
+    found = compare(programs, [ones], kept=KEPT)
     assert found.is_kept
     assert found.times_ms == KEPT.times_ms
     one_more = {**programs, "third": torch.exp}
     wrong: dict[str, Callable[[Tensor], Tensor]] = {**programs, "other": torch.sin}
+    assert not compare({"pytorch": torch.exp, "reference": torch.exp}, [ones], kept=KEPT).is_kept
+    assert compare({"pytorch": torch.exp, "other": torch.exp}, [ones], kept=KEPT).is_kept
     for changed in (one_more, wrong):
-        found = compare(changed, [torch.ones(3)], kept=KEPT)
+        found = compare(changed, [ones], kept=KEPT)
         assert not found.is_kept
         assert found.times_ms != KEPT.times_ms
 
