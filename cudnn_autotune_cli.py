@@ -37,7 +37,7 @@ COMMANDS = {
     ),
     "compare": (
         "cli.commands.compare:compare",
-        "Run a model by PyTorch and by this package in several ways, and tell the fastest.",
+        "Run a model by PyTorch and by this package in several ways, and name the fastest.",
     ),
     "demo": (
         "cli.commands.demo:demo",
