@@ -108,6 +108,11 @@ class ComparedGraph(ABC):
             locked.missed("programs", f"that of a graph with {count} convolutions")
         return True
 
+    def _may_be_clear(self, program: str, is_likely: bool) -> bool:
+        """Returns whether a program may run without a comparison with others but PyTorch's: an
+        earlier process found it the fastest, or, if none has compared them, that is likely."""
+        return is_likely if self._kept is None else self._kept.decides_for(program)
+
     def _keep(self, comparison: Comparison) -> None:
         """Keeps a comparison for the next process, once: further ones have fewer programs."""
         is_new = self._name and not (comparison.is_kept or comparison.wrong)
@@ -214,9 +219,7 @@ class CompiledGraph(ComparedGraph):
         if self._is_missing():
             self._use_plain(inputs, f"not compared: {self._obstacle}")
             return
-        may_be_clear = self._is_clear or ours.is_laid_out
-        if self._kept is not None:  # the decision may have needed plain Inductor's program
-            may_be_clear = self._kept.decides_for(OURS)
+        may_be_clear = self._may_be_clear(OURS, self._is_clear or ours.is_laid_out)
         is_free = options.memory_format is None and ours.weights is None and not self._has_symbols
         if may_be_clear and is_free:
             # Only the outputs are compared.

@@ -120,10 +120,8 @@ class TrainingGraph(ComparedGraph):
             if self._is_missing():
                 self._compile_undecided(inputs)
                 return
-            may_be_clear = first.layout is not None and options.memory_format is None
-            if self._kept is not None:
-                may_be_clear = self._kept.decides_for(first.name)
-            if may_be_clear:
+            is_likely = first.layout is not None and options.memory_format is None
+            if self._may_be_clear(first.name, is_likely):
                 self._use(first, self._programs[first])
                 self._wait({EAGER: Program(_eager(graph)), **self._named()})
                 return

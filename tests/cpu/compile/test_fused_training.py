@@ -125,7 +125,7 @@ def test_the_backward_needs_no_mask(activation: nn.Module) -> None:
 
 
 def test_an_integer_does_not_tell_the_sign() -> None:
-    """That of 0.5 is 0."""
+    """A conversion makes 0 of 0.5."""
 
     def forward(model: Any, x: Tensor) -> Tensor:
         x = model.conv(x)

@@ -178,15 +178,15 @@ class _Padded(nn.Module):
 class _Upsampled(nn.Module):
     def __init__(self, draw: Draw, inputs: int, outputs: int, dims: int) -> None:
         super().__init__()
-        self.mode = draw.choice(["nearest", "nearest", "nearest-exact", _LINEAR_MODES[dims]])
-        self.scale = draw.choice([2, 2, 3, 1.5])
+        mode = draw.choice(["nearest", "nearest", "nearest-exact", _LINEAR_MODES[dims]])
+        scale = draw.choice([2, 2, 3, 1.5])
         kind = draw.randrange(4)
         if kind == 0:
             first: nn.Module = _TRANSPOSED[dims](inputs, outputs, 4, 2, 1)
         elif kind == 1 and dims == 2:
             first = nn.Sequential(nn.Conv2d(inputs, 4 * outputs, 3, 1, 1), nn.PixelShuffle(2))
         else:
-            upsample = nn.Upsample(scale_factor=self.scale, mode=self.mode)
+            upsample = nn.Upsample(scale_factor=scale, mode=mode)
             first = nn.Sequential(upsample, _convolution(draw, inputs, outputs, dims, same=True))
         self.layer = nn.Sequential(first, _norm(draw, outputs, dims), _activation(draw))
 
