@@ -10,12 +10,14 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, UntypedStorage, nn
 from torch.fx import GraphModule, Node
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from cudnn_autotune.compile.graph_copies import copied
 
 _version = operator.attrgetter("_version")
+_is_freed = UntypedStorage._expired
 
 
 class FrozenWeights:
@@ -31,6 +33,9 @@ class FrozenWeights:
         self._positions = list(positions)
         self._versions = list(map(_version, self._pick))
         self._addresses = list(map(Tensor.data_ptr, self._pick))
+        # Other weights may lie at the addresses of storages that are freed.
+        self._references = [StorageWeakRef(weight.untyped_storage()) for weight in self._pick]
+        self._storages = [reference.cdata for reference in self._references]
 
     def are_those_of(self, inputs: Sequence[Any]) -> bool:
         """Returns whether the same weights are given, without a write into them since.
@@ -43,6 +48,7 @@ class FrozenWeights:
             all(map(operator.is_, given, self._pick))
             and list(map(_version, given)) == self._versions
             and list(map(Tensor.data_ptr, given)) == self._addresses
+            and not any(map(_is_freed, self._storages))
         )
 
 

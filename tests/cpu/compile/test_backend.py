@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -40,6 +41,7 @@ from cudnn_autotune.compile import (
     programs,
 )
 from cudnn_autotune.compile.comparison import Comparison
+from cudnn_autotune.compile.frozen_weights import FrozenWeights
 
 FUSED = {"fuse": "always", "cpp.weight_prepack": False, "compare": False}
 
@@ -265,6 +267,16 @@ class TestFrozenWeights:
             expected = block(input)
             assert (expected - before).abs().max() > 0.01
             torch.testing.assert_close(model(input), expected)
+
+    def test_new_data_at_the_address_of_freed_data_is_a_change(self) -> None:
+        memory = np.ones(3, dtype=np.float32)
+        weight = nn.Parameter(torch.from_numpy(memory))
+        frozen = FrozenWeights([0], [weight])
+        assert frozen.are_those_of([weight])
+        weight.data = torch.empty(0)
+        memory *= 2
+        weight.data = torch.from_numpy(memory)
+        assert not frozen.are_those_of([weight])
 
     @pytest.mark.slow
     def test_after_many_changes_they_are_constants_no_more(
