@@ -1,15 +1,16 @@
-// The gradient of the weight for few channels and few filters, of half types and with stride 1 in
-// rows and columns, on tensor cores: planes of the image and shifts, times pixels, times filters
-// and sides.
+// The gradient of the weight for few channels and few filters, of half types and in TF32, with
+// stride 1 in rows and columns, on tensor cores: planes of the image and shifts, times pixels,
+// times filters and sides.
 //
 // Element i of a row of the image and the gradient of pixel q add to element i - q of a row of the
 // weight, but for the padding. That is 2 s + side, with a shift s and a side of 0 or 1. So a row of
 // the left matrix is a row of the image from element 2 s on, whose words are read as they are; a
-// column of the right matrix is the gradients of a filter from pixel -side on.
+// column of the right matrix is the gradients of a filter from pixel -side on. A word has two
+// numbers of a half type or one that is rounded to TF32, so that an mma takes 16 pixels or 8.
 //
 // A block goes along DEPTHS depths of a tile of TILE_P rows. While it computes one, the next depth
 // is copied: KERNEL_D + 1 slots have a depth of the image each, and two the gradients. A warp goes
-// down the rows of its 16 columns. It reads a row of the image once, and multiplies it with the
+// down the rows of its GROUP columns. It reads a row of the image once, and multiplies it with the
 // gradients of KERNEL_H rows, which it keeps in registers. The block writes its sums to the
 // workspace; sum_parts adds those of all blocks.
 //
@@ -25,24 +26,27 @@
 // and those of gradients 8.
 
 constexpr int THREADS = 32 * WARPS;
+constexpr int PAIR = 4 / sizeof(ELEMENT);  // elements of a word
+constexpr int VECTOR = 4 * PAIR;           // of 16 bytes
+constexpr int GROUP = 8 * PAIR;            // pixels of an mma
 constexpr int SIDES = KERNEL_W > 1 ? 2 : 1;
 constexpr int SHIFTS = (KERNEL_W + 1) / 2;
 constexpr int COLUMNS = PLANES * KERNEL_H * KERNEL_W;
 constexpr int TILE_H = TILE_P + KERNEL_H - 1;
-constexpr int LEAD = LEFT % 2;             // the image's words begin so much earlier
-constexpr int GRADIENT_ROW = TILE_Q + 16;  // elements
+constexpr int LEAD = LEFT % PAIR;                  // the image's words begin so much earlier
+constexpr int GRADIENT_ROW = TILE_Q + 2 * VECTOR;  // elements
 constexpr int SLOTS = KERNEL_D + 1;
 constexpr int SLOT = PIXEL * IMAGE_PLANE;                // elements of a depth of the image
 constexpr int GRADIENT_SLOT = FILTERS * GRADIENT_PLANE;  // and of the gradients
-constexpr int GROUPS = TILE_Q / 16;
-constexpr int IMAGE_BYTES = 2 * SLOTS * SLOT;
+constexpr int GROUPS = TILE_Q / GROUP;
+constexpr int IMAGE_BYTES = sizeof(ELEMENT) * SLOTS * SLOT;
 
-static_assert(CHANNELS == 1 && STRIDE_H == 1 && STRIDE_W == 1 && TILE_Q % 16 == 0, "");
+static_assert(CHANNELS == 1 && STRIDE_H == 1 && STRIDE_W == 1 && TILE_Q % GROUP == 0, "");
 static_assert(PITCH % 8 == 0 && PITCH >= LEFT + TILE_Q + 2 * SHIFTS - 2, "a row of the tile fits");
 static_assert(IMAGE_PLANE >= TILE_H * PITCH && GRADIENT_PLANE >= TILE_P * GRADIENT_ROW, "");
 static_assert(DEPTH_ROWS >= PIXEL * SHIFTS && 16 * M_TILES >= KERNEL_D * DEPTH_ROWS, "");
 static_assert(4 * N_TILES >= FILTERS, "");
-static_assert(SHARED_BYTES >= IMAGE_BYTES + 4 * GRADIENT_SLOT, "a tile");
+static_assert(SHARED_BYTES >= IMAGE_BYTES + 2 * sizeof(ELEMENT) * GRADIENT_SLOT, "a tile");
 static_assert(SHARED_BYTES >= 4 * FILTERS * COLUMNS, "sums");
 
 // A row of the left matrix. DEPTH_ROWS are of the same depth, those to spare as others are.
@@ -57,13 +61,13 @@ __device__ __forceinline__ LeftRow left_row(int row) {
           is_there};
 }
 
-// Loads neighbouring elements as words.
-template <int elements>
-__device__ __forceinline__ void load_elements(unsigned* words, const ELEMENT* from) {
-  if constexpr (elements == 8) {
+// Loads neighbouring words.
+template <int count>
+__device__ __forceinline__ void load_words(unsigned* words, const ELEMENT* from) {
+  if constexpr (count == 4) {
     const uint4 loaded = *reinterpret_cast<const uint4*>(from);
     words[0] = loaded.x, words[1] = loaded.y, words[2] = loaded.z, words[3] = loaded.w;
-  } else if constexpr (elements == 4) {
+  } else if constexpr (count == 2) {
     const uint2 loaded = *reinterpret_cast<const uint2*>(from);
     words[0] = loaded.x, words[1] = loaded.y;
   } else {
@@ -71,33 +75,36 @@ __device__ __forceinline__ void load_elements(unsigned* words, const ELEMENT* fr
   }
 }
 
-// Copies 8 pixels of a row of `width` pixels, of so many channels each, to planes that are `apart`;
-// zeros outside. The row begins at a multiple of `copy` elements.
+// Copies VECTOR pixels of a row of `width` pixels, of so many channels each, to planes that are
+// `apart`; zeros outside. The row begins at a multiple of `copy` elements.
 template <int channels, int copy>
 __device__ __forceinline__ void copy_pixels(ELEMENT* target, int apart,
                                             const ELEMENT* __restrict__ row, int pixel, int width,
                                             bool valid) {
   unsigned words[4 * channels] = {};
 #pragma unroll
-  for (int i = 0; i < 8 * channels; i += copy) {
+  for (int i = 0; i < VECTOR * channels; i += copy) {
     const int at = pixel * channels + i;
     if (!valid || at < 0 || at >= width * channels) continue;
-    if constexpr (copy == 1) {
-      words[i / 2] |= static_cast<unsigned>(row[at].bits) << i % 2 * 16;
+    if constexpr (copy < PAIR) {
+      const unsigned bits = *reinterpret_cast<const unsigned short*>(row + at);
+      words[i / 2] |= bits << i % 2 * 16;
     } else {
-      load_elements<copy>(words + i / 2, row + at);
+      load_words<copy / PAIR>(words + i / PAIR, row + at);
     }
   }
 #pragma unroll
   for (int c = 0; c < channels; ++c) {
-    unsigned eight[4];
+    unsigned vector[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int first = 2 * i * channels + c, second = first + channels;
-      eight[i] = __byte_perm(words[first / 2], words[second / 2],
-                             (first % 2 ? 0x32 : 0x10) | (second % 2 ? 0x7600 : 0x5400));
+      const int first = PAIR * i * channels + c, second = first + channels;
+      vector[i] = PAIR == 1
+                      ? words[first]
+                      : __byte_perm(words[first / 2], words[second / 2],
+                                    (first % 2 ? 0x32 : 0x10) | (second % 2 ? 0x7600 : 0x5400));
     }
-    *reinterpret_cast<uint4*>(target + c * apart) = {eight[0], eight[1], eight[2], eight[3]};
+    *reinterpret_cast<uint4*>(target + c * apart) = {vector[0], vector[1], vector[2], vector[3]};
   }
 }
 
@@ -131,42 +138,43 @@ __device__ __forceinline__ long long gradients_of(const Step& step, const Shape&
 }
 
 // Begins to copy the gradients of a step: a shift behind the begin of a row, those of the tile's
-// pixel -8 and behind it.
+// pixel -VECTOR and behind it.
 __device__ __forceinline__ void begin_gradients(ELEMENT* target, const ELEMENT* __restrict__ y,
                                                 const Step& step, const Shape& shape,
                                                 int first_channel, long long count) {
-  constexpr int copies = GRADIENT_ROW / 8;
+  constexpr int copies = GRADIENT_ROW / VECTOR;
 #if IS_PLANAR
   const int apart = (IS_3D ? shape.z : 1) * shape.p * shape.q;
   // In 32 bits from the vector of the first gradient on.
   const long long begin = gradients_of(step, shape, first_channel);
-  const int begin_shift = static_cast<int>(begin) & 7;
+  const int begin_shift = static_cast<int>(begin) & (VECTOR - 1);
   y += begin - begin_shift;
-  const int before = begin < 8 ? 0 : 8;
+  const int before = begin < VECTOR ? 0 : VECTOR;
   const int left = static_cast<int>(min(count - begin + begin_shift, 0x7fffffffll));
   for (int i = threadIdx.x; i < TILE_P * copies; i += THREADS) {
-    const int row = i / copies, column = (i - row * copies) * 8;
+    const int row = i / copies, column = (i - row * copies) * VECTOR;
     const bool is_row = step.p + row < shape.p;
 #pragma unroll 4
     for (int filter = 0; filter < FILTERS; ++filter) {
       const int first = begin_shift + filter * apart + row * shape.q;
-      const int shift = first & 7, from = first - shift + column - 8;
-      const bool valid = is_row && column - 8 - shift < shape.q - step.q && from >= -before &&
+      const int shift = first & (VECTOR - 1), from = first - shift + column - VECTOR;
+      const bool valid = is_row && column - VECTOR - shift < shape.q - step.q && from >= -before &&
                          from < left && first_channel + filter < shape.channels;
-      // The last vector of all may have fewer than 8.
+      // The last vector of all may not be whole.
       copy_async_some(target + filter * GRADIENT_PLANE + row * GRADIENT_ROW + column,
-                      y + (valid ? from : 0), valid ? 2 * min(left - from, 8) : 0);
+                      y + (valid ? from : 0),
+                      valid ? static_cast<int>(sizeof(ELEMENT)) * min(left - from, VECTOR) : 0);
     }
   }
 #else
   const int image = IS_3D ? step.sample * shape.z + step.z : step.sample;
   y += static_cast<long long>(image) * shape.p * shape.q * FILTERS;
   for (int i = threadIdx.x; i < TILE_P * copies; i += THREADS) {
-    const int row = i / copies, column = (i - row * copies) * 8;
+    const int row = i / copies, column = (i - row * copies) * VECTOR;
     const bool valid = step.p + row < shape.p;
     copy_pixels<FILTERS, GRADIENT_COPY>(target + row * GRADIENT_ROW + column, GRADIENT_PLANE,
                                         y + (valid ? (step.p + row) * shape.q * FILTERS : 0),
-                                        step.q + column - 8, shape.q, valid);
+                                        step.q + column - VECTOR, shape.q, valid);
   }
 #endif
 }
@@ -175,7 +183,7 @@ __device__ __forceinline__ void begin_gradients(ELEMENT* target, const ELEMENT* 
 // there.
 __device__ __forceinline__ void begin_image(ELEMENT* target, const ELEMENT* __restrict__ x,
                                             const Step& step, const Shape& shape, int number) {
-  constexpr int copy = IS_PLANAR ? COPY : 8;
+  constexpr int copy = IS_PLANAR ? COPY : VECTOR;
   constexpr int copies = PITCH / copy;
   const int depths = IS_3D ? shape.depth : 1, row_elements = shape.width * (IS_PLANAR ? 1 : PIXEL);
   const int depth_elements = shape.height * row_elements;
@@ -206,17 +214,34 @@ __device__ __forceinline__ void begin_image(ELEMENT* target, const ELEMENT* __re
   }
 }
 
-// The bits of a word's halves, of places `first` and the next one, that are places of a row.
+// The bits of a word's elements, of place `first` and the next one, that are places of a row.
 __device__ __forceinline__ unsigned bits_inside(int first, int size) {
   const auto limit = static_cast<unsigned>(size);
+  if (PAIR == 1) return static_cast<unsigned>(first) < limit ? 0xffffffffu : 0u;
   return (static_cast<unsigned>(first) < limit ? 0xffffu : 0u) |
          (static_cast<unsigned>(first + 1) < limit ? 0xffff0000u : 0u);
 }
 
-// Bits of the exponents of two numbers: all of one are set if it is not finite.
+// Bits of the exponents of a word: all of a number are set if it is not finite.
 __device__ __forceinline__ constexpr unsigned exponents_of(half) { return 0x7c007c00u; }
 __device__ __forceinline__ constexpr unsigned exponents_of(bfloat16) { return 0x7f807f80u; }
+__device__ __forceinline__ constexpr unsigned exponents_of(float) { return 0x7f800000u; }
 constexpr unsigned EXPONENTS = exponents_of(ELEMENT{});
+
+// A word of shared memory as an operand of an mma.
+__device__ __forceinline__ unsigned operand(unsigned word) {
+  return PAIR == 1 ? to_tf32(__uint_as_float(word)) : word;
+}
+
+template <typename T>
+__device__ __forceinline__ void multiply(float (&sums)[4], const unsigned (&left)[4],
+                                         const unsigned (&right)[2]) {
+  if constexpr (sizeof(T) == 4) {
+    mma_16x8x8_tf32(sums, left, right);
+  } else {
+    mma_16x8x16<T>(sums, left, right);
+  }
+}
 
 // Multiplies the sides one after the other, each with what belongs to its pixels.
 __device__ __forceinline__ void multiply_sides(float (&sums)[M_TILES][N_TILES][4],
@@ -233,7 +258,7 @@ __device__ __forceinline__ void multiply_sides(float (&sums)[M_TILES][N_TILES][4
 #pragma unroll
       for (int j = 0; j < N_TILES; ++j) {
         float both[4] = {};
-        mma_16x8x16<ELEMENT>(both, of_side, right[j]);
+        multiply<ELEMENT>(both, of_side, right[j]);
         sums[m][j][side] += both[side];
         sums[m][j][2 + side] += both[2 + side];
       }
@@ -241,7 +266,7 @@ __device__ __forceinline__ void multiply_sides(float (&sums)[M_TILES][N_TILES][4
   }
 }
 
-// The 16 columns of a warp, and this lane's part of them.
+// The GROUP columns of a warp, and this lane's part of them.
 struct Strip {
   const unsigned* image;      // its words of the first row, of the first plane
   const unsigned* gradients;  // words of all rows of the tile
@@ -269,7 +294,7 @@ __device__ __forceinline__ void go_down(float (&sums)[KERNEL_H][M_TILES][N_TILES
   unsigned inside[2][2];
 #pragma unroll
   for (int k = 0; k < 2; ++k) {
-    const int pixel = strip.begin + 2 * strip.t + 8 * k;
+    const int pixel = strip.begin + PAIR * (strip.t + 4 * k);
     inside[0][k] = bits_inside(pixel, strip.q);
     inside[1][k] = SIDES == 2 ? bits_inside(pixel - 1, strip.q) : inside[0][k];
   }
@@ -282,13 +307,14 @@ __device__ __forceinline__ void go_down(float (&sums)[KERNEL_H][M_TILES][N_TILES
       for (int j = 0; j < N_TILES; ++j) {
         const int own = 4 * j + strip.g / 2,
                   filter = 4 * j + 3 < FILTERS ? own : min(own, FILTERS - 1);
-        const unsigned shift = IS_SHIFTED ? (first + 4 * j * strip.apart) & 7 : 0;
+        const unsigned shift = IS_SHIFTED ? (first + 4 * j * strip.apart) & (VECTOR - 1) : 0;
         const unsigned place = strip.place + shift;
-        const unsigned* const at =
-            strip.gradients + filter * (GRADIENT_PLANE / 2) + h * (GRADIENT_ROW / 2) + place / 2;
+        const unsigned* const at = strip.gradients + filter * (GRADIENT_PLANE / PAIR) +
+                                   h * (GRADIENT_ROW / PAIR) + place / PAIR;
 #pragma unroll
         for (int k = 0; k < 2; ++k) {
-          right[slot][j][k] = __funnelshift_r(at[4 * k], at[4 * k + 1], place % 2 * 16);
+          right[slot][j][k] = PAIR == 1 ? operand(at[4 * k])
+                                        : __funnelshift_r(at[4 * k], at[4 * k + 1], place % 2 * 16);
           if (are == Rows::any) right[slot][j][k] &= strip.g % 2 ? inside[1][k] : inside[0][k];
         }
       }
@@ -303,7 +329,7 @@ __device__ __forceinline__ void go_down(float (&sums)[KERNEL_H][M_TILES][N_TILES
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int k = i / 2;
-        left[m][i] = strip.image[places[m][i % 2] + h * (PITCH / 2) + 4 * k];
+        left[m][i] = operand(strip.image[places[m][i % 2] + h * (PITCH / PAIR) + 4 * k]);
         if (are != Rows::any) continue;
         left[m][i] &= inside[0][k] | inside[1][k];
         // What is not finite carries into the sign.
@@ -328,7 +354,7 @@ __device__ __forceinline__ void go_down(float (&sums)[KERNEL_H][M_TILES][N_TILES
       for (int m = 0; m < M_TILES; ++m) {
 #pragma unroll
         for (int j = 0; j < N_TILES; ++j) {
-          mma_16x8x16<ELEMENT>(sums[kh][m][j], left[m], gradients[j]);
+          multiply<ELEMENT>(sums[kh][m][j], left[m], gradients[j]);
         }
       }
     }
@@ -370,8 +396,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #pragma unroll
     for (int i = 0; i < 2 * M_TILES; ++i) {
       const LeftRow row = left_row(8 * i + g);
-      places[i / 2][i % 2] = ((number + row.kd) % SLOTS * SLOT + row.channel * IMAGE_PLANE) / 2 +
-                             row.shift + LEFT / 2 + t;
+      places[i / 2][i % 2] = ((number + row.kd) % SLOTS * SLOT + row.channel * IMAGE_PLANE) / PAIR +
+                             2 / PAIR * row.shift + LEFT / PAIR + t;
     }
     Strip strip;
     strip.gradients = reinterpret_cast<const unsigned*>(gradients + number % 2 * GRADIENT_SLOT);
@@ -383,12 +409,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         static_cast<unsigned>(gradients_of(step, shape, first_channel)) + g / 2 * strip.apart;
 #pragma unroll 1
     for (int group = warp; group < GROUPS; group += WARPS) {
-      strip.begin = step.q - LEAD + 16 * group;
+      strip.begin = step.q - LEAD + GROUP * group;
       if (strip.begin >= q + SIDES - 1) break;
       strip.image = reinterpret_cast<const unsigned*>(image) + 8 * group;
-      strip.place = 8 - LEAD + 16 * group + 2 * t - g % 2;
+      strip.place = VECTOR - LEAD + GROUP * group + PAIR * t - g % 2;
       unsigned right[KERNEL_H][N_TILES][2];
-      if (strip.begin <= 0 || strip.begin + 16 > q || strip.rows % KERNEL_H != 0) {
+      if (strip.begin <= 0 || strip.begin + GROUP > q || strip.rows % KERNEL_H != 0) {
 #pragma unroll 1
         for (int top = 0; top < strip.rows + KERNEL_H - 1; top += KERNEL_H) {
           go_down<Rows::any>(sums, right, places, strip, top);

@@ -1,4 +1,4 @@
-"""Gradients of the weight for few channels and few filters, of half types and with stride 1."""
+"""Gradients of the weight for few channels and few filters, with stride 1."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ _MOST_PRODUCTS = 3
 _MOST_SUMS = 112
 """Registers of a thread for sums."""
 _MOST_ROWS = 16
-_MOST_COLUMNS = 512
 _PARTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 """Parts of the depths of a sample."""
 _MOST_BLOCKS = 6
@@ -38,6 +37,8 @@ _BYTES_OF_A_CLOCK = 22
 """Estimated bytes per clock of a multiprocessor from the L2 cache."""
 _INSTRUCTIONS_OF_A_CLOCK, _INSTRUCTIONS_OF_A_WARP = 2.6, 0.17
 """Estimated most instructions of a clock, of a multiprocessor and of one of its warps."""
+_INSTRUCTIONS_OF_A_ROUNDING = 2
+"""Instructions that round a number to TF32."""
 _CLOCKS_OF_A_ROW, _CLOCKS_OF_A_STEP, _CLOCKS_OF_A_COPY = 40, 500, 1500
 """Estimated clocks, without another bound, in which a warp goes down a row, and more of a block:
 those of a step, and those of a copy that it waits for."""
@@ -101,23 +102,39 @@ class _Geometry(Rows):
         return -(-self.kernel[0] * self.depth_rows // 16)
 
     @property
+    def group(self) -> int:
+        """Pixels of an mma."""
+        return 8 * self.pair
+
+    @property
     def all_columns(self) -> int:
-        """Columns of pixels of either side, from an even element of the image on."""
-        return self.output[2] + self.left % 2 + self.sides - 1
+        """Columns of pixels of either side, from the first element of a word of the image on."""
+        return self.output[2] + self.left % self.pair + self.sides - 1
 
     def image_pitch(self, columns: int) -> int:
         return -(-(self.left + columns + 2 * self.shifts - 2) // 8) * 8
 
     def image_plane(self, tiling: NarrowTiling) -> int:
         least = (tiling.rows + self.kernel[1] - 1) * self.image_pitch(tiling.columns)
-        # A plane's words that are loaded together, and those of the next one.
-        apart = 4 if self.shifts == 1 else 8 if self.shifts <= 5 else 12
-        return _plane(least, apart)
+        # A plane's words that are loaded together lie beside those of the next one.
+        words = 4 + 2 * (self.shifts - 1) // self.pair
+        return self._plane(least, -(-words // 4) * 4)
+
+    def gradient_row(self, columns: int) -> int:
+        return columns + 8 * self.pair
+
+    def gradient_plane(self, tiling: NarrowTiling) -> int:
+        return self._plane(tiling.rows * self.gradient_row(tiling.columns), 8)
+
+    def _plane(self, least: int, apart: int) -> int:
+        """Returns the elements of a plane: ``apart`` words more than a multiple of 32 words."""
+        return least + (self.pair * apart - least) % (32 * self.pair)
 
     def shared_bytes(self, tiling: NarrowTiling) -> int:
-        gradients = 2 * tiling.filters * _gradient_plane(tiling)
+        gradients = 2 * tiling.filters * self.gradient_plane(tiling)
         depths = self.kernel[0] + 1
-        tiles = 2 * (self.problem.input_shape[1] * depths * self.image_plane(tiling) + gradients)
+        image = self.problem.input_shape[1] * depths * self.image_plane(tiling)
+        tiles = self.problem.dtype.itemsize * (image + gradients)
         return max(tiles, 4 * tiling.filters * math.prod(self.problem.weight_shape[1:]))
 
     def tiles(self, tiling: NarrowTiling) -> tuple[int, int, int]:
@@ -131,15 +148,6 @@ class _Geometry(Rows):
         )
 
 
-def _plane(least: int, apart: int) -> int:
-    """Returns the elements of a plane: ``apart`` words more than a multiple of 32 words."""
-    return least + (2 * apart - least) % 64
-
-
-def _gradient_plane(tiling: NarrowTiling) -> int:
-    return _plane(tiling.rows * (tiling.columns + 16), 8)
-
-
 def narrow_tilings(problem: ConvProblem, gpu: Gpu) -> Sequence[NarrowTiling]:
     """Returns the tilings worth a measurement, the best guess first.
 
@@ -148,9 +156,9 @@ def narrow_tilings(problem: ConvProblem, gpu: Gpu) -> Sequence[NarrowTiling]:
     """
     geometry = _Geometry(problem)
     filters, *window = problem.weight_shape
-    if problem.may_use_tf32 or geometry.stride[1:] != (1, 1) or filters > _MOST_FILTERS:
+    if geometry.stride[1:] != (1, 1) or filters > _MOST_FILTERS:
         return ()
-    # Products for 16 pixels, and those of few_channels_wgrad.cu.
+    # Products for as many pixels, and those of the kernel for more filters.
     products = geometry.kernel[1] * geometry.m_tiles * -(-filters // 4)
     if products >= _MOST_PRODUCTS * -(-filters // 16) * -(-math.prod(window) // 8):
         return ()
@@ -169,7 +177,7 @@ def build_narrow(problem: ConvProblem, tiling: NarrowTiling, gpu: Gpu) -> Recipe
     """Returns the launches of a tiling."""
     geometry = _Geometry(problem)
     channels, filters = problem.input_shape[1], problem.weight_shape[0]
-    of_a_vector = 16 // problem.dtype.itemsize
+    of_a_vector = 4 * geometry.pair
     # Elements of a copy, or of a load of pixels.
     copy = geometry.copy if geometry.is_contiguous else Rows(problem).copy
     defines = {
@@ -178,13 +186,13 @@ def build_narrow(problem: ConvProblem, tiling: NarrowTiling, gpu: Gpu) -> Recipe
         "GRADIENT_COPY": math.gcd(problem.output_shape[-1] * filters, of_a_vector),
         "PIXEL": channels,
         "IS_PLANAR": int(geometry.is_contiguous),
-        "IS_SHIFTED": int(geometry.is_contiguous and problem.output_shape[-1] % 8 != 0),
+        "IS_SHIFTED": int(geometry.is_contiguous and problem.output_shape[-1] % of_a_vector != 0),
         "DEPTHS": tiling.depths,
         "TILE_P": tiling.rows,
         "TILE_Q": tiling.columns,
         "PITCH": geometry.image_pitch(tiling.columns),
         "IMAGE_PLANE": geometry.image_plane(tiling),
-        "GRADIENT_PLANE": _gradient_plane(tiling),
+        "GRADIENT_PLANE": geometry.gradient_plane(tiling),
         "FILTERS": tiling.filters,
         "DEPTH_ROWS": geometry.depth_rows,
         "M_TILES": geometry.m_tiles,
@@ -242,13 +250,13 @@ def _tilings(geometry: _Geometry, gpu: Gpu) -> Iterator[NarrowTiling]:
     # A block that goes from a depth to the next one copies their common part once.
     is_going = kernel_d > 1 and geometry.stride[0] == 1
     depths = {-(-z // n) for n in (_PARTS if is_going else (z,))}
-    groups = -(-geometry.all_columns // 16)
-    widths = {16 * -(-groups // -(-groups // most)) for most in (4, 8, 12, 16, 24, 32)}
+    groups = -(-geometry.all_columns // geometry.group)
+    widths = {geometry.group * -(-groups // -(-groups // most)) for most in (4, 8, 12, 16, 24, 32)}
     # Multiples of a window's rows, so that it is known which rows of a tile have which ones.
     heights = range(min(p, kernel_h), min(p, _MOST_ROWS) + 1, kernel_h)
     for depth, columns, rows, warps in product(depths, widths, heights, range(3, 9)):
-        turns = -(-columns // (16 * warps))
-        if warps > 3 and turns == -(-columns // (16 * (warps - 1))):
+        turns = -(-columns // (geometry.group * warps))
+        if warps > 3 and turns == -(-columns // (geometry.group * (warps - 1))):
             continue  # fewer warps take as many turns
         tiling = NarrowTiling(depth, rows, columns, of_a_block, warps, 0)
         shared = geometry.shared_bytes(tiling)
@@ -271,19 +279,23 @@ def _clocks(geometry: _Geometry, tiling: NarrowTiling, gpu: Gpu) -> float:
     n_tiles = -(-tiling.filters // 4)
     height = tiling.rows + kernel_h - 1
     # A warp goes down a tile with these.
-    loads = 4 * geometry.m_tiles * height + 4 * n_tiles * tiling.rows
+    loads = 4 * geometry.m_tiles * height + 2 * geometry.pair * n_tiles * tiling.rows
     products = kernel_h * geometry.m_tiles * n_tiles * tiling.rows
     instructions = loads + products + (6 * n_tiles + 4) * height + 60
+    if geometry.pair == 1:
+        instructions += _INSTRUCTIONS_OF_A_ROUNDING * loads
     of_all_warps = _INSTRUCTIONS_OF_A_WARP * tiling.warps * resident
     of_a_clock = min(_INSTRUCTIONS_OF_A_CLOCK, of_all_warps)
     bounds = loads, _CLOCKS_OF_A_PRODUCT * products, instructions / of_a_clock
-    groups, turns = tiling.columns // 16, -(-tiling.columns // (16 * tiling.warps))
+    groups = tiling.columns // geometry.group
+    turns = -(-groups // tiling.warps)
     # A step: a depth of a tile.
     copied = tiling.depths + kernel_d - 1 if tiling.depths > 1 else kernel_d
     image = geometry.problem.input_shape[1] * height * geometry.image_pitch(tiling.columns)
     elements: float = image * copied / tiling.depths
-    elements += tiling.filters * tiling.rows * (tiling.columns + 16)
-    copying = elements / 8 / 32 * (20 if geometry.is_contiguous else 40)
+    elements += tiling.filters * tiling.rows * geometry.gradient_row(tiling.columns)
+    vectors = elements / (4 * geometry.pair)
+    copying = vectors / 32 * (20 if geometry.is_contiguous else 40)
     computing = groups * max(bounds) + copying / of_a_clock
     moving = geometry.problem.dtype.itemsize * elements / _BYTES_OF_A_CLOCK
     busy = max(computing, moving) + min(computing, moving) / (1 + resident)

@@ -24,6 +24,7 @@ from support.kernels.few_channels import (
     NARROW_WGRAD,
     PLAIN,
     PLANES,
+    TF32,
     WGRAD,
     WGRAD_LAYERS,
     first_layer,
@@ -112,7 +113,7 @@ def test_the_workspace_holds_the_sums_of_every_block() -> None:
 
 
 @emulated
-@pytest.mark.parametrize("options", [{}, PLAIN, {"dtype": torch.bfloat16, **PLAIN}])
+@pytest.mark.parametrize("options", [{}, TF32, PLAIN, {"dtype": torch.bfloat16, **PLAIN}])
 @pytest.mark.parametrize(
     ("width", "kernel", "padding"), [(20, 3, 0), (20, 3, 1), (33, 4, 2), (19, 5, (0, 1, 0, 3))]
 )

@@ -508,11 +508,18 @@ NARROW_WGRAD_CONTIGUOUS = [
     ),
     first_layer("wgrad", (2, 32, 331), (1, 32, 7), 1, 3, **PLAIN),  # HiFi-GAN's last
     first_layer("wgrad", (1, 64, 9, 40), (3, 64, 3, 3), 1, 1, **PLAIN),  # of a super-resolution
+    *(first_layer("wgrad", (2, 4, n), (3, 4, 6), 1, 2, **PLAIN, **TF32) for n in range(130, 134)),
+    *(first_layer("wgrad", (3, 3, 7, n), (3, 3, 3, 3), **PLAIN, **TF32) for n in range(34, 38)),
+    *(
+        first_layer("wgrad", (2, 3, 5, 36), (5, 3, 2, 3), alignment=(a, 4, 16), **PLAIN, **TF32)
+        for a in (4, 8, 16)
+    ),
 ]
 NARROW_WGRAD_PROBLEMS = [
-    first_layer("wgrad", *shapes, dtype=(FP16, BF16)[i % 2], **options)
+    first_layer("wgrad", *shapes, dtype=dtype, **options)
     for i, shapes in enumerate(NARROW_WGRAD_LAYERS.values())
     for options in ({}, PLAIN)
+    for dtype in ((FP16, FP32) if bool(options) == i % 2 else (BF16,))
 ]
 NARROW_WGRAD_LARGE = [
     first_layer("wgrad", *shapes, **options)
@@ -522,7 +529,7 @@ NARROW_WGRAD_LARGE = [
         ((8, 12, 512, 512), (12, 12, 3, 3), 1, 1),
         ((25, 1, 100, 375, 128), (10, 1, 3, 3, 10)),
     )
-    for options in ({}, PLAIN)
+    for options in ({}, PLAIN, TF32, {**PLAIN, **TF32})
 ]
 NARROW_WGRAD = Family(
     kernel=FewChannelsWgrad(),
@@ -532,14 +539,18 @@ NARROW_WGRAD = Family(
     edges=[
         *NARROW_WGRAD_CONTIGUOUS,
         *(
-            first_layer("wgrad", (1, 3, 6, 16), (8, 3, 3, 3), 1, 1, alignment=(a, 2, 16))
+            first_layer(
+                "wgrad", (1, 3, 6, 16), (8, 3, 3, 3), 1, 1, alignment=(a, least, 16), **tf32
+            )
+            for least, tf32 in ((2, {}), (4, TF32))
             for a in (2, 4, 8, 16)
+            if a >= least
         ),
     ],
     every_offer=[
         first_layer("wgrad", *NARROW_WGRAD_LAYERS[name], **options)
         for name in ("SegResNet", "whole videos", "several tiles in a row")
-        for options in ({}, PLAIN)
+        for options in ({}, PLAIN, TF32)
     ],
     few_blocks=[
         first_layer("wgrad", *shapes, **options)
@@ -548,7 +559,7 @@ NARROW_WGRAD = Family(
             ((9, 3, 7, 21, 70), (4, 3, 3, 3, 3), 1, 1),
             ((2, 3, 9, 21, 70), (4, 3, 3, 3, 3), (2, 1, 1), 1),
         )
-        for options in ({}, PLAIN)
+        for options in ({}, PLAIN, TF32)
     ],
     blocks_and_tiles=_blocks_and_tiles,
     spoilt=[
@@ -561,14 +572,15 @@ NARROW_WGRAD = Family(
         first_layer("wgrad", (2, 3, 16, 16), (3, 3, 3, 3), (1, 2)),
         first_layer("wgrad", (2, 3, 16, 16), (3, 3, 3, 3), dilation=2, **PLAIN),
         first_layer("wgrad", (2, 3, 16, 16), (64, 3, 3, 3)),
-        first_layer("wgrad", (2, 3, 16, 16), (3, 3, 3, 3), **TF32),
+        first_layer("wgrad", (2, 3, 16, 16), (3, 3, 3, 3), dtype=FP32, allow_tf32=False),
         first_layer("wgrad", (2, 17, 16, 16), (3, 17, 3, 3)),
         first_layer("wgrad", (2, 16, 3, 16, 16), (16, 16, 3, 3, 3)),  # too many sums
     ],
     large=NARROW_WGRAD_LARGE,
     compiled=NARROW_WGRAD_LARGE,
     draw=lambda choose: replace(
-        random_first_layer("wgrad", choose, (FP16, BF16), **choose.choice(({}, PLAIN))), stride=1
+        random_first_layer("wgrad", choose, (FP16, BF16, FP32), **choose.choice(({}, PLAIN))),
+        stride=1,
     ),
     draws=16,
 )
