@@ -2,7 +2,7 @@
 
 from cudnn_autotune.distributed.agreement import agree
 from cudnn_autotune.distributed.model import tune
-from cudnn_autotune.distributed.verdict import DistributedTuningError
+from cudnn_autotune.distributed.outcome import DistributedTuningError
 from cudnn_autotune.models.problems import problems_of
 
 __all__ = ["DistributedTuningError", "agree", "problems_of", "tune"]

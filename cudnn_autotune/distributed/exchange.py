@@ -1,4 +1,4 @@
-"""One call of a group, from a rank's view: messages between ranks, and one verdict for all.
+"""One call of a group, from a rank's view: messages between ranks, and one outcome for all.
 
 It uses only the store of the process group, and no collective. So no tensor is moved, no GPU waits,
 and a dead rank does not block the others. Messages are JSON, never pickles.
@@ -16,9 +16,9 @@ from typing import Any, NoReturn, TypeVar
 
 from cudnn_autotune.core import versions
 from cudnn_autotune.distributed.group import Group
-from cudnn_autotune.distributed.heartbeat import SILENT_S, VERDICT, Heartbeat, beat_name
+from cudnn_autotune.distributed.heartbeat import OUTCOME, SILENT_S, Heartbeat, beat_name
 from cudnn_autotune.distributed.mailbox import Mailbox, StoreThread
-from cudnn_autotune.distributed.verdict import AGREED, DistributedTuningError, Verdict
+from cudnn_autotune.distributed.outcome import AGREED, DistributedTuningError, Outcome
 from cudnn_autotune.store import codec
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.store.environment import Environment
@@ -31,7 +31,7 @@ REPLACED = "the process has ended, and another has come in its place"
 FIRST_POLL_S = 0.002
 LONGEST_POLL_S = 0.1
 # After a failure rank 0, which often hosts the store, stays this long, so that others see the
-# verdict.
+# outcome.
 _FAREWELL_S = 2.0
 _CAME, _READY, _LEFT, _TURNS = "came", "ready", "left", "turns"
 
@@ -75,11 +75,11 @@ class Exchange:
             False if the call has ended. If the place is taken, its process is gone, so the call is
             ended here.
         """
-        if self.mailbox.peek(VERDICT) is not None:
+        if self.mailbox.peek(OUTCOME) is not None:
             return False
         if self.mailbox.put_first(place_name(self.group.rank), own) != own:
-            replaced = Verdict(self.group.global_rank, REPLACED)
-            self.mailbox.put_first(VERDICT, replaced.to_text())
+            replaced = Outcome(self.group.global_rank, REPLACED)
+            self.mailbox.put_first(OUTCOME, replaced.to_text())
             return False
         self.mailbox.add(_CAME)
         self.heartbeat.start()
@@ -204,8 +204,8 @@ class Exchange:
     def fail(self, rank: int | None, reason: str) -> NoReturn:
         """Ends the call on all ranks; ``rank`` (a place in the group) is to blame."""
         at_fault = None if rank is None else self.group.ranks[rank]
-        verdict = self.heartbeat.propose(Verdict(at_fault, reason))
-        raise DistributedTuningError(verdict.rank, verdict.reason or reason)
+        outcome = self.heartbeat.propose(Outcome(at_fault, reason))
+        raise DistributedTuningError(outcome.rank, outcome.reason or reason)
 
     def agree(self) -> None:
         """Returns once every rank has called it, on all ranks or on none."""
@@ -215,43 +215,43 @@ class Exchange:
         self._wait(self.heartbeat.look)
         self._raise_if_failed()
 
-    def leave(self, error: BaseException | None) -> Verdict | None:
-        """Leaves the call, and ends it by ``error`` if it has not ended; returns the verdict.
+    def leave(self, error: BaseException | None) -> Outcome | None:
+        """Leaves the call, and ends it by ``error`` if it has not ended; returns the outcome.
 
         The rank removes its keys, and the last one removes the common keys.
         """
-        verdict = self.heartbeat.verdict
-        if error is not None and verdict is None:
-            verdict = self.heartbeat.propose(self.verdict_of(error))
+        outcome = self.heartbeat.outcome
+        if error is not None and outcome is None:
+            outcome = self.heartbeat.propose(self.outcome_of(error))
         self.heartbeat.stop()
         rank = self.group.rank
         try:
             for name in (*self._written, beat_name(rank), place_name(rank)):
                 self.mailbox.remove(name)
-            if verdict is not None:
+            if outcome is not None:
                 self.lobby.replace(LATEST, self.name, "")
-            if rank == 0 and verdict is not None and verdict.reason != REPLACED:
-                self._wait_for_others(verdict)
+            if rank == 0 and outcome is not None and outcome.reason != REPLACED:
+                self._wait_for_others(outcome)
             came = self.mailbox.add(_CAME, 0)  # read before this rank counts as gone
             if self.mailbox.add(_LEFT) >= came:
                 turns = (f"{_TURNS}/{first}" for first in range(self.group.size))
-                for name in (_CAME, _READY, _LEFT, VERDICT, *turns):
+                for name in (_CAME, _READY, _LEFT, OUTCOME, *turns):
                     self.mailbox.remove(name)
         except DistributedTuningError as lost:
             _log.info("the keys of a call stay in the store: %s", lost.reason)
-        return verdict
+        return outcome
 
-    def verdict_of(self, error: BaseException) -> Verdict:
-        """Returns the verdict by which the other ranks report an exception of this rank."""
+    def outcome_of(self, error: BaseException) -> Outcome:
+        """Returns the outcome by which the other ranks report an exception of this rank."""
         if isinstance(error, DistributedTuningError):
-            return Verdict(error.rank, error.reason)
-        return Verdict(self.group.global_rank, f"{type(error).__name__}: {error}")
+            return Outcome(error.rank, error.reason)
+        return Outcome(self.group.global_rank, f"{type(error).__name__}: {error}")
 
-    def _wait_for_others(self, verdict: Verdict) -> None:
+    def _wait_for_others(self, outcome: Outcome) -> None:
         others = self.mailbox.add(_CAME, 0) - 1
-        if verdict.rank not in (None, self.group.ranks[0]):
+        if outcome.rank not in (None, self.group.ranks[0]):
             others -= 1  # the blamed rank may be dead
-        until_s = time.monotonic() + (SILENT_S if verdict.is_agreed else _FAREWELL_S)
+        until_s = time.monotonic() + (SILENT_S if outcome.is_agreed else _FAREWELL_S)
         while self.mailbox.add(_LEFT, 0) < others and time.monotonic() < until_s:
             time.sleep(0.01)
 
@@ -264,9 +264,9 @@ class Exchange:
         return found
 
     def _raise_if_failed(self) -> None:
-        verdict = self.heartbeat.verdict
-        if verdict is not None and not verdict.is_agreed:
-            raise DistributedTuningError(verdict.rank, verdict.reason)
+        outcome = self.heartbeat.outcome
+        if outcome is not None and not outcome.is_agreed:
+            raise DistributedTuningError(outcome.rank, outcome.reason)
 
 
 def place_name(rank: int) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from cudnn_autotune.distributed.verdict import DistributedTuningError
+from cudnn_autotune.distributed.outcome import DistributedTuningError
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

@@ -7,7 +7,7 @@ import time
 
 from cudnn_autotune.distributed.group import Group
 from cudnn_autotune.distributed.mailbox import Mailbox
-from cudnn_autotune.distributed.verdict import DistributedTuningError, Verdict
+from cudnn_autotune.distributed.outcome import DistributedTuningError, Outcome
 
 BEAT_S = 0.5
 # A process without a beat for this many seconds is regarded as dead. The heartbeat is a thread that
@@ -17,7 +17,7 @@ SILENT_S = 6.0
 # assume that the others have given up.
 PATIENCE_S = 2 * SILENT_S
 _JOIN_S = 5.0
-VERDICT = "verdict"
+OUTCOME = "outcome"
 
 
 def beat_name(rank: int) -> str:
@@ -25,7 +25,7 @@ def beat_name(rank: int) -> str:
 
 
 class Heartbeat(threading.Thread):
-    """A thread that beats, watches one other rank, and looks for the call's verdict.
+    """A thread that beats, watches one other rank, and looks for the call's outcome.
 
     Each rank watches the next one, in a ring. So each rank queries the store a few times a second,
     for any number of ranks. As long as any rank lives, a living one watches some dead one.
@@ -43,8 +43,8 @@ class Heartbeat(threading.Thread):
         self._is_fresh = False
         self._stop_asked = threading.Event()
         self.ended = threading.Event()
-        """Set once ``verdict`` is known."""
-        self.verdict: Verdict | None = None
+        """Set once ``outcome`` is known."""
+        self.outcome: Outcome | None = None
 
     def note(self, step: str) -> None:
         """Records the rank's next step, for which it has ``timeout_s``; empty if it waits."""
@@ -56,22 +56,22 @@ class Heartbeat(threading.Thread):
         if self.is_alive():
             self.join(_JOIN_S)
 
-    def propose(self, verdict: Verdict) -> Verdict:
-        """Ends the call with ``verdict``, unless it has ended; returns the valid verdict."""
+    def propose(self, outcome: Outcome) -> Outcome:
+        """Ends the call with ``outcome``, unless it has ended; returns the valid outcome."""
         try:
-            stands = Verdict.from_text(self._mailbox.put_first(VERDICT, verdict.to_text()))
+            stands = Outcome.from_text(self._mailbox.put_first(OUTCOME, outcome.to_text()))
         except DistributedTuningError as lost:
             # No other rank can be reached, nor can the store say whether all have agreed.
-            stands = Verdict(lost.rank, lost.reason) if verdict.is_agreed else verdict
+            stands = Outcome(lost.rank, lost.reason) if outcome.is_agreed else outcome
         return self._end(stands)
 
-    def look(self) -> Verdict | None:
-        """Returns the verdict, if there is one."""
-        if self.verdict is None:
-            text = self._mailbox.peek(VERDICT)
+    def look(self) -> Outcome | None:
+        """Returns the outcome, if there is one."""
+        if self.outcome is None:
+            text = self._mailbox.peek(OUTCOME)
             if text is not None:
-                self._end(Verdict.from_text(text))
-        return self.verdict
+                self._end(Outcome.from_text(text))
+        return self.outcome
 
     def see_all_here(self) -> None:
         """Records that every rank has joined this call: no beat is from an earlier run any more."""
@@ -88,7 +88,7 @@ class Heartbeat(threading.Thread):
                     return
                 now_s = time.monotonic()
                 if now_s - last_s > PATIENCE_S:
-                    # Others may have given up without a verdict in the store, for example if this
+                    # Others may have given up without an outcome in the store, for example if this
                     # rank hosts it.
                     self._blame_self(f"the process stood still for {now_s - last_s:.0f} s")
                 elif step and now_s - since_s > self._timeout_s:
@@ -97,12 +97,12 @@ class Heartbeat(threading.Thread):
                 self._watch((self._group.rank + 1) % self._group.size)
                 self._stop_asked.wait(BEAT_S)
         except DistributedTuningError as lost:
-            self._end(Verdict(lost.rank, lost.reason))
+            self._end(Outcome(lost.rank, lost.reason))
         except Exception as error:
             self._blame_self(f"{type(error).__name__}: {error}")
 
     def _blame_self(self, reason: str) -> None:
-        self.propose(Verdict(self._group.global_rank, reason))
+        self.propose(Outcome(self._group.global_rank, reason))
 
     def _watch(self, rank: int) -> None:
         """Ends the call if ``rank`` has not beaten for ``SILENT_S`` seconds."""
@@ -124,10 +124,10 @@ class Heartbeat(threading.Thread):
             step = seen.partition(" ")[2]
             at = f", at {step}" if step else ""
             reason = f"the process died: no sign of life for {self._silent_s:.0f} s{at}"
-            self.propose(Verdict(self._group.ranks[rank], reason))
+            self.propose(Outcome(self._group.ranks[rank], reason))
 
-    def _end(self, verdict: Verdict) -> Verdict:
-        if self.verdict is None:
-            self.verdict = verdict
+    def _end(self, outcome: Outcome) -> Outcome:
+        if self.outcome is None:
+            self.outcome = outcome
         self.ended.set()
-        return self.verdict
+        return self.outcome

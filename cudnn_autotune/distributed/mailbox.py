@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from cudnn_autotune.distributed.verdict import DistributedTuningError
+from cudnn_autotune.distributed.outcome import DistributedTuningError
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

@@ -34,7 +34,7 @@ from cudnn_autotune.distributed.exchange import (
 from cudnn_autotune.distributed.group import Group, call_of
 from cudnn_autotune.distributed.heartbeat import PATIENCE_S
 from cudnn_autotune.distributed.mailbox import Mailbox, StoreThread
-from cudnn_autotune.distributed.verdict import DistributedTuningError, Verdict
+from cudnn_autotune.distributed.outcome import DistributedTuningError, Outcome
 
 _WELCOME = "welcome"
 
@@ -53,13 +53,13 @@ def exchange_with(group: Group, timeout_s: float) -> Iterator[Exchange]:
             exchange.note("its first steps")
             yield exchange
         except BaseException as error:
-            verdict = exchange.leave(error)
-            has_failed = verdict is not None and not verdict.is_agreed
+            outcome = exchange.leave(error)
+            has_failed = outcome is not None and not outcome.is_agreed
             is_told = isinstance(error, DistributedTuningError) and (
-                exchange.verdict_of(error) == verdict
+                exchange.outcome_of(error) == outcome
             )
-            if verdict is not None and has_failed and not is_told and isinstance(error, Exception):
-                raise DistributedTuningError(verdict.rank, verdict.reason) from error
+            if outcome is not None and has_failed and not is_told and isinstance(error, Exception):
+                raise DistributedTuningError(outcome.rank, outcome.reason) from error
             raise
         exchange.leave(None)
 
@@ -119,15 +119,15 @@ def _wait_for_all(exchange: Exchange, timeout_s: float, deadline_s: float) -> bo
         if mailbox.peek(_WELCOME) is not None:
             return True
         is_latest = exchange.lobby.peek(LATEST) == exchange.name
-        verdict = exchange.heartbeat.look()
-        if verdict is not None and verdict.reason != REPLACED:
-            raise DistributedTuningError(verdict.rank, verdict.reason)
-        if verdict is not None or not is_latest:
+        outcome = exchange.heartbeat.look()
+        if outcome is not None and outcome.reason != REPLACED:
+            raise DistributedTuningError(outcome.rank, outcome.reason)
+        if outcome is not None or not is_latest:
             return False
         if time.monotonic() > deadline_s:
             late = group.ranks[_first_missing(exchange)]
             reason = f"timeout: it has not come within {timeout_s:g} s"
-            exchange.heartbeat.propose(Verdict(late, reason))
+            exchange.heartbeat.propose(Outcome(late, reason))
         exchange.heartbeat.ended.wait(poll_s)
         poll_s = min(LONGEST_POLL_S, poll_s * 1.5)
 

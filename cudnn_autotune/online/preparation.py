@@ -25,7 +25,7 @@ from cudnn_autotune.sampling.strategy import Shortlister, left_unseen
 from cudnn_autotune.store.decision import admits
 from cudnn_autotune.timers.lacking import available_bytes, bytes_of, is_passing
 from cudnn_autotune.tuning import checking
-from cudnn_autotune.tuning.checking import Verdict
+from cudnn_autotune.tuning.checking import OutputCheck
 from cudnn_autotune.tuning.choice import Choice
 from cudnn_autotune.tuning.prefetching import PlanFuture, build_ahead
 
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 # Number of calls between two looks for compiled candidates.
 _CALLS_BETWEEN_LOOKS = 8
-# A call does not wait for its check; later calls see the verdict.
+# A call does not wait for its check; later calls see its result.
 _MOST_CHECKED_AT_ONCE = 4
 
 
@@ -87,7 +87,7 @@ class OnlinePreparation:
         self._search: _C.EngineList | None = None
         self._pending: deque[Candidate] = deque()
         self._compiling: dict[Candidate, PlanFuture] = {}
-        self._checking: deque[tuple[Candidate, _C.Plan, Verdict]] = deque()
+        self._checking: deque[tuple[Candidate, _C.Plan, OutputCheck]] = deque()
 
     def __del__(self) -> None:
         self._forget()
@@ -146,14 +146,14 @@ class OnlinePreparation:
             # Its offer may report less.
             if not admits(self._choice.workspace_limit, plan.workspace_bytes):
                 raise _C.PlanError(f"it needs {plan.workspace_bytes} bytes of workspace")
-            verdict = checking.begin(self._problem, candidate.text, plan, tensors)
+            check = checking.begin(self._problem, candidate.text, plan, tensors)
         except (_C.PlanError, torch.OutOfMemoryError, CancelledError) as failure:
             self._note(candidate, failure, tensors)
             _log.info("%s: %s is left out: %s", self._problem.text, candidate.text, str(failure))
             if candidate is self._first:
                 self._prepared.first_fails = "failed"
         else:
-            self._checking.append((candidate, plan, verdict))
+            self._checking.append((candidate, plan, check))
 
     def _note(self, candidate: Candidate, failure: BaseException | str, tensors: Operands) -> None:
         """Notes a failure that need not recur in another trial."""
@@ -166,12 +166,12 @@ class OnlinePreparation:
 
     def _concluded(self, tensors: Operands) -> tuple[Candidate, _C.Plan] | None:
         """Returns the candidate whose check is over next, and its plan, if it is right and is to
-        join. If the call's tensors gave no verdict, it is checked once more, on random ones."""
+        join. If the call's tensors showed nothing, it is checked once more, on random ones."""
         if not self._checking or not self._checking[0][2].is_ready:
             return None
-        candidate, plan, verdict = self._checking.popleft()
+        candidate, plan, check = self._checking.popleft()
         text, checks = candidate.text, self._prepared.checks
-        if verdict.needs_others:
+        if check.needs_others:
             try:
                 again = checking.begin_anew(self._problem, text, plan, tensors)
             except torch.OutOfMemoryError as failure:
@@ -179,14 +179,14 @@ class OnlinePreparation:
             else:
                 self._checking.appendleft((candidate, plan, again))
                 return None
-        is_unfit = not checks.conclude(self._problem, text, verdict)
-        if not verdict.is_compared:
+        is_unfit = not checks.conclude(self._problem, text, check)
+        if not check.is_compared:
             self._note(candidate, torch.OutOfMemoryError(), tensors)
-        elif verdict.failure:
-            self._note(candidate, verdict.failure, tensors)
+        elif check.failure:
+            self._note(candidate, check.failure, tensors)
         if candidate is self._first:
             if is_unfit:
-                self._prepared.first_fails = "failed" if verdict.failure else "wrong"
+                self._prepared.first_fails = "failed" if check.failure else "wrong"
             return None
         return None if is_unfit or checks.errors[text] is None else (candidate, plan)
 

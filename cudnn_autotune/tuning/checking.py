@@ -183,18 +183,18 @@ class OutputChecks:
         False if it is wrong, or fails. ``errors`` has None if it is not comparable."""
         return self.conclude(problem, text, examined(problem, text, plan, tensors))
 
-    def conclude(self, problem: ConvProblem, text: str, verdict: Verdict) -> bool:
-        """Records a verdict, and returns False if the output is wrong or the candidate failed.
-        Waits for the verdict."""
-        if verdict.failure:
-            self.failures[text] = verdict.failure
+    def conclude(self, problem: ConvProblem, text: str, check: OutputCheck) -> bool:
+        """Records a check, and returns False if the output is wrong or the candidate failed.
+        Waits for the device."""
+        if check.failure:
+            self.failures[text] = check.failure
             return False
-        error = self.errors[text] = verdict.error()
+        error = self.errors[text] = check.error()
         if error is None or is_right(problem, error):
             return True
-        if verdict.varies():
+        if check.varies():
             self.varying.add(text)
-        _log.warning("%s: %s %s", problem.text, text, verdict.fault())
+        _log.warning("%s: %s %s", problem.text, text, check.fault())
         self.rejected.append((text, error))
         return False
 
@@ -212,7 +212,7 @@ class Compared:
     """Whether guard bands would have shown a write outside of the candidate's memory."""
 
 
-class Verdict:
+class OutputCheck:
     """The error of a candidate's output, which the device may still be computing.
 
     Args:
@@ -270,7 +270,7 @@ class Verdict:
 
     @property
     def needs_others(self) -> bool:
-        """Whether other operands may give a verdict that these did not. Waits for the device."""
+        """Whether other operands may show what these do not. Waits for the device."""
         compared = self._compared
         is_telling = compared is None or compared.is_random or not compared.is_guarded
         return not is_telling and self.error() is None
@@ -300,17 +300,17 @@ class Verdict:
         return isinstance(self._found, Tensor) and bool(self._found[-2])
 
 
-def examined(problem: ConvProblem, text: str, plan: _C.Plan, tensors: Operands) -> Verdict:
+def examined(problem: ConvProblem, text: str, plan: _C.Plan, tensors: Operands) -> OutputCheck:
     """Runs the candidate named ``text`` and compares its output on the caller's tensors, or on
-    random ones if those give no verdict. Waits for the device."""
+    random ones if those show nothing. Waits for the device."""
     try:
-        verdict = begin(problem, text, plan, tensors)
-        return begin_anew(problem, text, plan, tensors) if verdict.needs_others else verdict
+        check = begin(problem, text, plan, tensors)
+        return begin_anew(problem, text, plan, tensors) if check.needs_others else check
     except torch.OutOfMemoryError:
-        return Verdict(None)
+        return OutputCheck(None)
 
 
-def begin(problem: ConvProblem, text: str, plan: _C.Plan, tensors: Operands) -> Verdict:
+def begin(problem: ConvProblem, text: str, plan: _C.Plan, tensors: Operands) -> OutputCheck:
     """Enqueues the candidate named ``text`` and the comparison of its output. The error is infinite
     if the candidate fails to run.
 
@@ -322,7 +322,7 @@ def begin(problem: ConvProblem, text: str, plan: _C.Plan, tensors: Operands) -> 
     return _begun(problem, text, plan, tensors, is_random=False)
 
 
-def begin_anew(problem: ConvProblem, text: str, plan: _C.Plan, tensors: Operands) -> Verdict:
+def begin_anew(problem: ConvProblem, text: str, plan: _C.Plan, tensors: Operands) -> OutputCheck:
     """Does the same as :func:`begin`, on random operands instead of the caller's.
 
     Raises:
@@ -334,17 +334,17 @@ def begin_anew(problem: ConvProblem, text: str, plan: _C.Plan, tensors: Operands
 
 def _begun(
     problem: ConvProblem, text: str, plan: _C.Plan, tensors: Operands, is_random: bool
-) -> Verdict:
+) -> OutputCheck:
     compared = Compared(problem, new_seed(), is_random)
     try:
         return _compared(text, plan, tensors, compared)
     except _C.PlanError as failure:
         # A handler that keeps log records would keep an error's frames, and their tensors.
         _log.warning("%s: %s fails: %s", problem.text, text, str(failure))
-        return Verdict(math.inf, str(failure))
+        return OutputCheck(math.inf, str(failure))
 
 
-def _compared(text: str, plan: _C.Plan, tensors: Operands, compared: Compared) -> Verdict:
+def _compared(text: str, plan: _C.Plan, tensors: Operands, compared: Compared) -> OutputCheck:
     problem, seed = compared.problem, compared.seed
     place = WRITTEN[problem.op]
     try:
@@ -358,16 +358,18 @@ def _compared(text: str, plan: _C.Plan, tensors: Operands, compared: Compared) -
         run = partial(_run, problem, plan, tensors)
         found = comparison(problem, run, *tensors, seed=seed)
         if found is None or (varies := _varies(problem, run, tensors[place])) is None:
-            return Verdict(None)
-        return Verdict(torch.cat([found, found.new_zeros(1), varies.to(found)]), compared=compared)
+            return OutputCheck(None)
+        return OutputCheck(
+            torch.cat([found, found.new_zeros(1), varies.to(found)]), compared=compared
+        )
     written = result.as_tensor(tensors[place])
     guarded = (*tensors[:place], written, *tensors[place + 1 :])
     run = partial(_run, problem, plan, guarded, workspace.memory)
     found = comparison(problem, run, *guarded, seed=seed)
     if found is None or (varies := _varies(problem, run, written)) is None:
-        return Verdict(None)
+        return OutputCheck(None)
     touched = are_touched(result, workspace)[None]
-    return Verdict(torch.cat([found, touched.to(found), varies.to(found)]), compared=compared)
+    return OutputCheck(torch.cat([found, touched.to(found), varies.to(found)]), compared=compared)
 
 
 def _varies(problem: ConvProblem, run: Callable[[], None], written: Tensor) -> Tensor | None:
@@ -401,12 +403,12 @@ def refusal(problem: ConvProblem, tensors: Operands) -> Callable[[str, _C.Plan],
     def why(text: str, plan: _C.Plan) -> str:
         if not identify(text).is_implementation:
             return ""
-        verdict = examined(problem, text, plan, tensors)
-        if verdict.failure:
-            return f"it {verdict.fault()}"
-        if not verdict.is_compared:
+        check = examined(problem, text, plan, tensors)
+        if check.failure:
+            return f"it {check.fault()}"
+        if not check.is_compared:
             raise torch.OutOfMemoryError("there is no memory to check it")
-        error = verdict.error()
-        return "" if error is None or is_right(problem, error) else f"it {verdict.fault()}"
+        error = check.error()
+        return "" if error is None or is_right(problem, error) else f"it {check.fault()}"
 
     return why

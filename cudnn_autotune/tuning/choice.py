@@ -45,7 +45,7 @@ class _Facts:
     the lacking resources are there."""
     relative_error: float | None
     """Error of the output relative to a reference (``tuning.checking``); None if it was not
-    checked, or if memory was short for a check with a verdict."""
+    checked, or if memory was short for a check."""
     rejected: tuple[tuple[str, float], ...]
     """``(engine text, relative error)`` of faster but wrong candidates."""
     provenance: Provenance | None

@@ -156,8 +156,8 @@ def _builds(miss: Miss, text: str) -> bool:
         plan = _C.build_plan(miss.problem.native(), text, miss.device)
     except _C.PlanError as failure:
         return not is_passing(str(failure))
-    verdict = examined(miss.problem, text, plan, miss.tensors)
-    return verdict.is_compared and not is_passing(verdict.failure)
+    check = examined(miss.problem, text, plan, miss.tensors)
+    return check.is_compared and not is_passing(check.failure)
 
 
 def _by_known(miss: Miss) -> Served | None:

@@ -24,7 +24,7 @@ from cudnn_autotune.online.race import OnlineRace
 from cudnn_autotune.online.tuner import TUNER
 from cudnn_autotune.store import kept_plans
 from cudnn_autotune.tuning import checking
-from cudnn_autotune.tuning.checking import Verdict
+from cudnn_autotune.tuning.checking import OutputCheck
 
 # Which thread compiles, and whether a call waits meanwhile, is what these tests ask.
 pytestmark = pytest.mark.compiles
@@ -160,9 +160,9 @@ def wrong(monkeypatch: pytest.MonkeyPatch) -> tuple[set[int], list[str]]:
     asked: list[str] = []
     real = checking.begin
 
-    def begin(problem: ca.ConvProblem, text: str, *rest: Any) -> Verdict:
+    def begin(problem: ca.ConvProblem, text: str, *rest: Any) -> OutputCheck:
         asked.append(text)
-        return Verdict(0.7) if len(asked) - 1 in numbers else real(problem, text, *rest)
+        return OutputCheck(0.7) if len(asked) - 1 in numbers else real(problem, text, *rest)
 
     monkeypatch.setattr(checking, "begin", begin)
     return numbers, asked

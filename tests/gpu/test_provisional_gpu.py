@@ -17,7 +17,7 @@ import cudnn_autotune as ca
 from cudnn_autotune.online.tuner import TUNER
 from cudnn_autotune.timers.lacking import available_bytes
 from cudnn_autotune.tuning import checking
-from cudnn_autotune.tuning.checking import Verdict
+from cudnn_autotune.tuning.checking import OutputCheck
 
 pytestmark = pytest.mark.usefixtures("store")
 
@@ -198,7 +198,7 @@ def test_a_trial_whose_calls_lacked_memory_is_made_again(
     asked: list[str] = []
     real = checking.begin
 
-    def refuse(problem: ca.ConvProblem, text: str, *rest: Any) -> Verdict:
+    def refuse(problem: ca.ConvProblem, text: str, *rest: Any) -> OutputCheck:
         asked.append(text)
         if len(asked) == 2:
             raise torch.OutOfMemoryError("CUDA out of memory")

@@ -160,7 +160,7 @@ def test_online_checks_on_random_operands_too() -> None:
     again = []
     real = checking.begin_anew
 
-    def begin_anew(*arguments: Any) -> checking.Verdict:
+    def begin_anew(*arguments: Any) -> checking.OutputCheck:
         again.append(arguments[1])
         return real(*arguments)
 

@@ -108,12 +108,12 @@ def _names(candidate: Candidate) -> tuple[str, str, str]:
 def _run(problem: ConvProblem, text: str) -> tuple[bool, str]:
     """Builds, runs, compares and times a candidate on the current GPU."""
     plan = build_plan(problem, text)
-    verdict = examined(problem, text, plan, telling_operands(problem))
-    error = verdict.error()
+    checked = examined(problem, text, plan, telling_operands(problem))
+    error = checked.error()
     if error is None:
         return False, "could not be compared with the reference"
     if error > tolerance(problem):
-        return False, verdict.fault()
+        return False, checked.fault()
     time_ms = statistics.median(measure(problem, [text])[text])
     return True, (
         f"right, relative error {error:.2g} of at most {tolerance(problem):g}; "

@@ -167,7 +167,7 @@ def test_a_rank_that_is_killed_while_it_tunes() -> None:
         assert_failed(done, 2, "the process died: no sign of life for ")
         # What the dead has written, and how the call ended; no decision.
         left = {key.split("cudnn_autotune/")[1].split("/", 2)[2] for key in ranks.stored()}
-        of_all = {"came", "left", "turns/0", "verdict"}
+        of_all = {"came", "left", "turns/0", "outcome"}
         assert left == of_all | {"place/2", "here/2", "beat/2", "hello/2", "problems/2"}
 
 

@@ -433,7 +433,7 @@ class Steps(OnlinePreparation):
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = itertools.count(0.0, 1e-3)
     monkeypatch.setattr(online_calls.time, "perf_counter", lambda: next(seconds))
-    monkeypatch.setattr(checking, "begin", lambda *args: checking.Verdict(0.0))
+    monkeypatch.setattr(checking, "begin", lambda *args: checking.OutputCheck(0.0))
 
 
 def prepare(budget_ms: float | None) -> tuple[Prepared, int]:

@@ -40,7 +40,7 @@ from cudnn_autotune.sampling.policy import Policy
 from cudnn_autotune.store import kept_plans
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.tuning import checking
-from cudnn_autotune.tuning.checking import Verdict
+from cudnn_autotune.tuning.checking import OutputCheck
 from cudnn_autotune.tuning.choice import Choice
 
 # The race
@@ -185,7 +185,7 @@ TENSORS = (torch.empty(0),) * 3
 
 @pytest.fixture
 def right(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checking, "begin", lambda *args: checking.Verdict(0.0))
+    monkeypatch.setattr(checking, "begin", lambda *args: checking.OutputCheck(0.0))
 
 
 def preparation(
@@ -233,8 +233,8 @@ def test_what_is_compiled_joins_once_it_is_and_no_call_waits() -> None:
     assert [c.text for c in prepared.joining] == ["eng1:", "eng2:", "eng4:", "eng5:"]
 
 
-class Later(Verdict):
-    """A verdict that the GPU still computes."""
+class Later(OutputCheck):
+    """A check that the GPU still computes."""
 
     is_ready = False
 

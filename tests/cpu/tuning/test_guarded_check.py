@@ -238,9 +238,9 @@ def test_what_is_wrong_in_each_run_is_wrong() -> None:
         runs.append(1)
         y.fill_(len(runs))
 
-    verdict = begin(STRICT, "mine@1", plan_of("mine@1", STRICT, run), data())
-    assert not verdict.varies()
-    assert verdict.fault().startswith("is wrong")
+    check = begin(STRICT, "mine@1", plan_of("mine@1", STRICT, run), data())
+    assert not check.varies()
+    assert check.fault().startswith("is wrong")
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
@@ -363,10 +363,10 @@ def test_the_channels_between_slices_are_guarded(neighbour: bool) -> None:
     tensors = operands(SLICES, "cpu")
     assert [tensor.stride() for tensor in tensors[:3]] == [*SLICES.strides]
     assert SLICES.strides[2] == (5 * 6 * 40, 1, 6 * 40, 40)
-    verdict = begin(SLICES, "mine@1:x", plan_of("mine@1:x", SLICES, run), tensors)
+    check = begin(SLICES, "mine@1:x", plan_of("mine@1:x", SLICES, run), tensors)
     if neighbour:
-        assert verdict.fault() == "writes outside of its result or its workspace"
+        assert check.fault() == "writes outside of its result or its workspace"
     else:
-        error = verdict.error()
+        error = check.error()
         assert error is not None
         assert error < 1e-5

@@ -1,8 +1,8 @@
-"""The verdict that ends a call of a group: one value in the store, written only once.
+"""The outcome that ends a call of a group: one value in the store, written only once.
 
 One rank may see that all are ready while another sees a rank die. The store's compare-and-set lets
-one of the two verdicts win for all ranks. So no rank installs decisions of a call that another one
-gave up. (If the store itself dies just then, ranks that have read the verdict follow it, and the
+one of the two outcomes win for all ranks. So no rank installs decisions of a call that another one
+gave up. (If the store itself dies just then, ranks that have read the outcome follow it, and the
 others give up.)
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Outcome:
     """The end of a call. ``reason`` explains its failure; it is empty if all ranks have agreed."""
 
     rank: int | None = None
@@ -29,11 +29,11 @@ class Verdict:
         return json.dumps([self.rank, self.reason])
 
     @classmethod
-    def from_text(cls, text: str) -> Verdict:
+    def from_text(cls, text: str) -> Outcome:
         return cls(*json.loads(text))
 
 
-AGREED = Verdict()
+AGREED = Outcome()
 
 
 class DistributedTuningError(RuntimeError):
