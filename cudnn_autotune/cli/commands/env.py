@@ -36,6 +36,8 @@ def env(store_path: Path | None, measure: bool, as_json: bool) -> None:
 
     Peaks that are measured again stay the best that were ever measured: a busy GPU is slower.
     """
+    if store_path is not None:
+        store_path = store_path.absolute()
     if measure:
         _measure(store_path)
     variables = {k: v for k, v in sorted(os.environ.items()) if k.startswith(settings.PREFIX)}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support import checkout
 from support.conv.problems import make
-from support.store.stored import run
+from support.store.stored import fill, run
 
 from cudnn_autotune import _C
 from cudnn_autotune.cli.commands import env
@@ -41,3 +41,13 @@ def test_the_figures_are_of_what_the_readme_says() -> None:
     cudnn, torch = (".".join(map(str, of)) for of in (env.FIGURES_CUDNN, env.FIGURES_TORCH))
     text = (checkout.ROOT / "README.md").read_text().replace("\n", " ")
     assert f"with cuDNN {cudnn} and torch {torch}" in text
+
+
+def test_a_relative_file_is_no_other_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    fill(tmp_path / "store.json")
+    told = json.loads(run("env", "--json", "--store", "store.json").stdout)
+    assert told["store"]["decisions"] > 0
+    assert told["store"]["other files"] == []
+    places = [told[what]["path"] for what in ("store", "compiled plans", "peaks")]
+    assert [Path(place).parent for place in places] == [tmp_path] * 3
