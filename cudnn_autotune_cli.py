@@ -92,7 +92,8 @@ class Commands(click.Group):
             try:
                 return super().main(*args, **kwargs)
             finally:
-                sys.stdout.flush()  # Python itself would show a traceback at its exit
+                if sys.stdout is not None:  # None: the shell has closed it
+                    sys.stdout.flush()  # Python itself would show a traceback at its exit
         except BrokenPipeError:  # nobody reads the output to its end, as behind `| head`
             _discard_output()
             sys.exit(1)
@@ -121,7 +122,7 @@ class Commands(click.Group):
         module, name = COMMANDS[cmd_name][0].split(":")
         if not module:
             return run
-        with _ending_quietly():
+        with _ending_quietly(), _warnings_in_lines():
             imported = importlib.import_module(f"cudnn_autotune.{module}")
             command = getattr(imported, name)
         assert isinstance(command, click.Command)
@@ -176,6 +177,20 @@ def _ending_quietly() -> Iterator[None]:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@contextmanager
+def _warnings_in_lines() -> Iterator[None]:
+    """Prints each warning as one line on standard error, without the code that it came from."""
+    with warnings.catch_warnings():
+
+        def show(message: Warning | str, *_: object, **__: object) -> None:
+            from cudnn_autotune.core.display import printable
+
+            click.echo(printable(f"Warning: {' '.join(str(message).split())}"), err=True)
+
+        warnings.showwarning = show
+        yield
+
+
 def _in_ascii(error: UnicodeError) -> tuple[str, int]:
     """Replaces characters that a terminal cannot show.
 
@@ -194,13 +209,12 @@ def main(ctx: click.Context) -> None:
     """Search, choose, remember and run cuDNN's convolution engines."""
     if ctx.invoked_subcommand == run.name:  # it imports nothing
         return
-    from cudnn_autotune.cli.wording import warnings_in_lines
     from cudnn_autotune.core.signals import ending_as_by_interrupt
     from cudnn_autotune.models.process_wide import leave_environment
 
     leave_environment()
     ctx.with_resource(ending_as_by_interrupt())
-    ctx.with_resource(warnings_in_lines())
+    ctx.with_resource(_warnings_in_lines())
 
 
 @click.command(context_settings={"allow_interspersed_args": False})

@@ -130,18 +130,6 @@ def say(line: str, err: bool = False) -> None:
 
 
 @contextmanager
-def warnings_in_lines() -> Iterator[None]:
-    """Prints each warning as one line on standard error, without the code that it came from."""
-    with warnings.catch_warnings():
-
-        def show(message: Warning | str, *_: object, **__: object) -> None:
-            say(f"Warning: {' '.join(str(message).split())}", err=True)
-
-        warnings.showwarning = show
-        yield
-
-
-@contextmanager
 def warnings_held() -> Iterator[None]:
     """Holds warnings back until the block ends. If it raises an error, they are dropped: the error
     has to say what they would."""

@@ -56,6 +56,24 @@ def test_a_full_device(store: Path, tmp_path: Path, arguments: tuple[str, ...]) 
     assert done.returncode == 1
 
 
+@pytest.mark.parametrize("descriptor", [1, 2])
+def test_a_closed_stream(descriptor: int, tmp_path: Path) -> None:
+    """As by ``>&-`` in a shell."""
+    closed = {1: "stdout", 2: "stderr"}[descriptor]
+    program = f"import sys; sys.{closed} = None; from cudnn_autotune_cli import main; main"
+    done = python_forked(f"{program}(['env', '--store', {str(tmp_path)!r}])")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_warning_of_the_import_is_one_line(store: Path) -> None:
+    command = ("-m", "cudnn_autotune_cli", "show", "--store", store)
+    done = ended(*command, CUDNN_AUTOTUNE_NEW_SHAPES="x")
+    said = (
+        "Warning: CUDNN_AUTOTUNE_NEW_SHAPES must be one of 'online', 'neighbour', 'tune', got 'x'"
+    )
+    assert done.stderr.decode() == f"{said}: it is passed over\n"
+
+
 def test_a_pipe_that_nobody_reads(store: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
