@@ -60,7 +60,7 @@ def opened(path: Path) -> Iterator[BinaryIO | None]:
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise OSError(f"{path} is not a regular file")
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
         _check_size(status.st_size)
         with open(descriptor, "rb", closefd=False) as file:
             yield file

@@ -240,3 +240,8 @@ def test_damaged_choices_for_batch_norms_are_refused(tmp_path: Path) -> None:
         assert file.name in refused("import", file.with_suffix(".json"), "--store", tmp_path / "x")
         assert not list(tmp_path.glob("x*"))
         assert file.read_bytes() == data
+
+
+def test_a_folder_is_named_once(tmp_path: Path) -> None:
+    said = refused("import", tmp_path, "--store", tmp_path / "x")
+    assert said.endswith(f"Invalid value for 'FILE...': {tmp_path}: it is no regular file")
