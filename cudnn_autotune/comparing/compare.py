@@ -8,7 +8,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -96,7 +96,8 @@ def compare(
         raise RuntimeError('a script that calls compare() needs `if __name__ == "__main__":`')
     if is_among_ranks():
         raise RuntimeError("compare() cannot run in one of several ranks: each has its own clock")
-    names = list(WAYS) if ways is None else [ways] if isinstance(ways, str) else list(ways)
+    is_one = isinstance(ways, str) or not isinstance(ways, Iterable)
+    names = list(WAYS) if ways is None else [ways] if is_one else list(ways)
     if not names or not all(names.count(name) == 1 and name in [*WAYS] for name in names):
         unknown = next((name for name in names if name not in [*WAYS]), None)
         meant = did_you_mean(unknown, WAYS)
@@ -138,10 +139,12 @@ def compare(
         measured = _Measurement((model, inputs), task, names, time_limit_s, advance)
         was_interrupted = False
         try:
-            measured.run()
+            try:
+                measured.run()
+            finally:
+                measured.end()
         except KeyboardInterrupt:
             was_interrupted = True
-        finally:
             measured.end()
     subject = ", ".join(facts).replace("torch.", "")
     return ModelComparison(subject, measured.result(), tuple(measured.notes), was_interrupted)
@@ -287,7 +290,8 @@ class _Measurement:
 
     def _end(self, name: str) -> None:
         if name in self._workers:
-            self._workers.pop(name).close()
+            self._workers[name].close()
+            del self._workers[name]
 
     @contextmanager
     def _failing(self, name: str) -> Iterator[None]:

@@ -23,7 +23,7 @@ from support.store.stored import run
 from torch import nn
 
 import cudnn_autotune as ca
-from cudnn_autotune.comparing import ways
+from cudnn_autotune.comparing import compare, ways
 from cudnn_autotune.comparing.result import ModelComparison, Row
 
 X = torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(0)).expand(2, 3, 8, 8)
@@ -88,6 +88,21 @@ def test_what_cannot_be_sent_to_a_process_is_measured_here() -> None:
     assert "measured in this process" in note
     assert "Can't pickle local object" in note
     assert model.norm.num_batches_tracked == 0
+
+
+def test_an_interrupt_while_the_ways_end_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = []
+
+    def close(self: compare._Here) -> None:
+        closed.append(self)
+        if len(closed) == 2:  # the first is float32's
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(compare._Here, "close", close)
+    found = ca.compare(compared_models.Here().eval(), X, ways=["eager", "channels_last"])
+    assert found.was_interrupted
+    assert all(row.step_ms is not None for row in found.rows)
+    assert len(set(closed)) == 3
 
 
 def test_random_numbers_of_the_caller_go_on() -> None:
@@ -181,6 +196,7 @@ def test_a_model_of_a_script(tmp_path: Path) -> None:
         ({"time_limit_s": 0}, "time_limit_s must be a number above 0, got 0"),
         ({"time_limit_s": None}, "time_limit_s must be a number above 0, got None"),
         ({"ways": [["eager"]]}, "ways must be some of"),
+        ({"ways": 3}, r"ways must be some of eager, .*, each once, got \[3\]"),
         ({"ways": "bakend"}, r"got \['bakend'\]; did you mean 'backend'\?"),
     ],
 )
