@@ -81,8 +81,8 @@ def compare(
         row with the reason. After Ctrl-C it has the measurements until then.
 
     Raises:
-        TypeError: ``model`` is no module, its forward takes no such ``inputs``, or ``train`` is no
-            bool.
+        TypeError: ``model`` is no module, its forward takes no such ``inputs``, ``train`` is no
+            bool, or ``ways`` has no names.
         ValueError: another argument is not allowed; the model has lazy parameters, is compiled
             already, or is not on one device with its inputs; or it raises on them, in float32 and
             in the first of the ways.
@@ -96,8 +96,9 @@ def compare(
         raise RuntimeError('a script that calls compare() needs `if __name__ == "__main__":`')
     if is_among_ranks():
         raise RuntimeError("compare() cannot run in one of several ranks: each has its own clock")
-    is_one = isinstance(ways, str) or not isinstance(ways, Iterable)
-    names = list(WAYS) if ways is None else [ways] if is_one else list(ways)
+    if ways is not None and not isinstance(ways, Iterable):
+        raise TypeError(f"ways must be some of {', '.join(WAYS)}, got {ways!r}")
+    names = list(WAYS) if ways is None else [ways] if isinstance(ways, str) else list(ways)
     if not names or not all(names.count(name) == 1 and name in [*WAYS] for name in names):
         unknown = next((name for name in names if name not in [*WAYS]), None)
         meant = did_you_mean(unknown, WAYS)
