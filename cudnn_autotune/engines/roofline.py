@@ -93,7 +93,9 @@ class Limit:
     """The least time of a call, and what binds it."""
 
     limit_ms: float
+    """The milliseconds."""
     bound_by: Bound
+    """``"memory"``, ``"compute"`` or ``"launch"``, whichever takes longest."""
 
     def times(self, time_ms: float) -> float:
         """Returns ``time_ms`` over the limit."""

@@ -38,6 +38,7 @@ from cudnn_autotune.engines.problem import (
 from cudnn_autotune.engines.problem_json import problem_from_json
 from cudnn_autotune.engines.roofline import Peaks, limit
 from cudnn_autotune.expert import recipe
+from cudnn_autotune.sampling import Candidates
 from cudnn_autotune.sampling.statistics import median_polish
 from cudnn_autotune.timers.board_power import FAR_FROM_LIMIT, at_limit_ms
 from cudnn_autotune.timers.gpu_timer import GpuTimer
@@ -146,7 +147,7 @@ def execute_plan(plan: _C.Plan, *tensors: Tensor) -> Tensor:
     return require_cuda_build().execute(plan, *tensors)
 
 
-def open_timer(problem: ConvProblem, device: Device = "cuda") -> tuple[GpuTimer, QueriedCandidates]:
+def open_timer(problem: ConvProblem, device: Device = "cuda") -> tuple[GpuTimer, Candidates]:
     """Opens a timer with normal random operands, and lists the problem's candidates: the arguments
     of a mode's ``select``. Raises ValueError for a device that is not here."""
     timer = GpuTimer.open(problem, device)

@@ -32,6 +32,7 @@ class Taken(NamedTuple):
     """The numbers of decisions that a change added, replaced and removed."""
 
     new: int = 0
+    """The number of decisions under an entry name that had none."""
     replaced: int = 0
     """The number of decisions that took the place of one with the same entry name."""
     removed: int = 0

@@ -99,19 +99,23 @@ class Total(Gain):
     are multiplied by each one's number of calls."""
 
     decisions: int
+    """Number of decisions."""
     timed: int
+    """Number of decisions whose choice has a time."""
     time_ms: float
     """Sum of the known times: of sustained runs if measured, else of short batches."""
     compared: int
+    """Number of decisions that allow the comparison."""
     same: int
     """Number of compared decisions whose chosen candidate PyTorch would run."""
     calls: int
     """Number of calls, also of problems without a decision."""
     compared_calls: int
+    """Number of calls of the compared decisions."""
     workspace_bytes: int
-    """The largest workspace; the calls run one after another."""
+    """Bytes of the largest workspace; the calls run one after another."""
     wall_ms: float
-    """Wall time of the searches."""
+    """Milliseconds of the searches."""
 
     def line(self, subject: str = "", *, is_step: bool = False, took_s: float | None = None) -> str:
         """Returns the gain in one line, with its unknown parts.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import pydoc
 import re
 import shutil
 from collections.abc import Iterator
@@ -36,6 +37,9 @@ def described() -> dict[str, Any]:
         module = ca
         for kind, name, options in _DIRECTIVE.findall(page.read_text(encoding="utf-8")):
             names = [name]
+            if name.startswith(f"{ca.__name__}.") and kind != "automodule":
+                found[name] = pydoc.locate(name)
+                continue
             if kind == "automodule":
                 found[name] = module = importlib.import_module(name)
                 # Of its members Sphinx takes the classes and functions.
@@ -66,9 +70,57 @@ def test_every_public_name_is_described(room: ModuleType) -> None:
     assert lacking == []
 
 
-def test_what_is_described_is_public() -> None:
+def annotations(value: object) -> Iterator[tuple[str, str]]:
+    """Yields what a function returns, and the types of a class's attributes, each with the module
+    whose names it uses."""
+    if inspect.isfunction(value):
+        yield value.__module__, str(value.__annotations__.get("return", ""))
+    for base in own_bases(value) if inspect.isclass(value) else ():
+        for name, text in inspect.get_annotations(base).items():
+            if not name.startswith("_"):
+                yield base.__module__, str(text)
+        for name, member in vars(base).items():
+            function = getattr(member, "fget", None) or getattr(member, "func", member)
+            function = getattr(function, "__func__", function)
+            if not name.startswith("_") and inspect.isfunction(function):
+                yield from annotations(function)
+
+
+def own_bases(value: type) -> list[type]:
+    return [one for one in inspect.getmro(value) if one.__module__.startswith(ca.__name__)]
+
+
+def returned() -> set[str]:
+    """The classes of the package that public names return, or have as attributes, and that are not
+    public themselves. The compiled part has no docstrings."""
+    public = [getattr(room, name) for room in rooms() for name in room.__all__]
+    found, waiting = {}, [*public]
+    while waiting:
+        for module, text in annotations(waiting.pop()):
+            for name in re.findall(r"[A-Za-z_][\w.]*", text):
+                one = pydoc.locate(f"{module}.{name}")
+                path = f"{one.__module__}.{one.__qualname__}" if inspect.isclass(one) else ""
+                is_ours = path.startswith(f"{ca.__name__}.") and not path.startswith(ca._C.__name__)
+                if is_ours and path not in found and all(one is not known for known in public):
+                    found[path] = one
+                    waiting.append(one)
+    return {*found}
+
+
+def test_what_is_described_is_public_or_returned() -> None:
     public = {f"{room.__name__}.{name}" for room in rooms() for name in room.__all__}
-    assert described().keys() - public == {ca.__name__}
+    assert described().keys() - public == {ca.__name__} | returned()
+
+
+def test_inherited_attributes_are_described() -> None:
+    """A base that has no place on a page gives its attributes to the classes that have one."""
+    found = described()
+    text = (ROOT / "docs" / "api" / "cudnn_autotune.rst").read_text(encoding="utf-8")
+    for kind, name, options in _DIRECTIVE.findall(text):
+        if kind == "autoclass" and ":members:" in options and ":inherited" not in options:
+            first, *others = own_bases(found.get(f"{ca.__name__}.{name}", found.get(name)))
+            hidden = [one for one in others if all(one is not known for known in found.values())]
+            assert not any(inspect.get_annotations(one) for one in hidden), first
 
 
 def errors() -> list[type[Exception]]:
