@@ -254,6 +254,7 @@ class ConvProblem:
 
     @property
     def spatial_dims(self) -> int:
+        """The number of spatial dimensions, 1 to 3."""
         return len(self.input_shape) - 2
 
     @property

@@ -221,8 +221,9 @@ class Store:
         left out.
 
         The first call takes seconds if there are hundreds of thousands of decisions, and later ones
-        milliseconds.
+        milliseconds. Raises TypeError if ``problem`` is no ConvProblem.
         """
+        check_problem(problem)
         with LOCK:
             self._refresh()
             content, (entries, lines) = self._file.content, self._indexed

@@ -327,6 +327,7 @@ def test_discard_leaves_what_was_measured_meanwhile(tmp_path: Path) -> None:
     ("call", "error", "said"),
     [
         (lambda store: store.get("fprop"), TypeError, "problem must be a ConvProblem, got 'fprop'"),
+        (lambda store: store.nearest(3), TypeError, "problem must be a ConvProblem, got 3"),
         (lambda store: store.get(problem(), workspace_limit=-1), ValueError, "workspace_limit"),
         (lambda store: store.get(problem(), sampling=""), ValueError, "sampling must be"),
         (lambda store: store.get(problem(), benchmark_limit=-1), ValueError, "benchmark_limit"),
