@@ -122,9 +122,14 @@ class Commands(click.Group):
         module, name = COMMANDS[cmd_name][0].split(":")
         if not module:
             return run
-        with _ending_quietly(), _warnings_in_lines():
-            imported = importlib.import_module(f"cudnn_autotune.{module}")
-            command = getattr(imported, name)
+        try:
+            with _ending_quietly(), _warnings_in_lines():
+                imported = importlib.import_module(f"cudnn_autotune.{module}")
+                command = getattr(imported, name)
+        except ImportError as error:
+            if error.name:  # Python's own error, which names a module
+                raise
+            raise click.ClickException(str(error)) from error  # the build does not fit
         assert isinstance(command, click.Command)
         return command
 

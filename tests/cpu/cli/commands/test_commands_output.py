@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 from support.processes.subprocesses import PACKAGE_PARENT, python_forked
-from support.store.stored import fill
+from support.store.stored import fill, refused
+
+from cudnn_autotune.core.extension import check_build
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +74,20 @@ def test_a_warning_of_the_import_is_one_line(store: Path) -> None:
         "Warning: CUDNN_AUTOTUNE_NEW_SHAPES must be one of 'online', 'neighbour', 'tune', got 'x'"
     )
     assert done.stderr.decode() == f"{said}: it is passed over\n"
+
+
+def test_a_build_that_does_not_fit_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = ("1.0", None, True)
+
+    def import_module(name: str) -> None:
+        check_build(built, ("2.0", None, True))
+
+    monkeypatch.setattr("importlib.import_module", import_module)
+    said = refused("show", status=1)
+    assert said.startswith(
+        "Error: cudnn_autotune was built with torch 1.0 (no CUDA), but torch 2.0"
+    )
+    assert "pip install --force-reinstall" in said
 
 
 def test_a_pipe_that_nobody_reads(store: Path) -> None:
