@@ -28,7 +28,7 @@ class Sequential(Unscriptable, nn.Sequential):
     def forward(self, input: Any) -> Any:
         if torch.compiler.is_compiling() or not isinstance(input, Tensor) or _has_any_global_hook():
             return super().forward(input)
-        modules = [*self._modules.values()]
+        modules = [*self]  # a subclass may leave some out
         place, last = 0, len(modules) - 1
         while place <= last:
             module: Any = modules[place]

@@ -108,6 +108,17 @@ def test_a_subclass_and_a_forward_of_the_module_stay() -> None:
     assert [type(module) for module in model] == [Own, nn.BatchNorm2d]
 
 
+def test_a_sequential_of_a_users_decides_what_it_calls() -> None:
+    class Shortened(nn.Sequential):
+        def __iter__(self) -> Iterator[nn.Module]:
+            return iter([*self._modules.values()][:-1])
+
+    plain = Shortened(nn.BatchNorm2d(8), nn.ReLU(), nn.Sigmoid())
+    (x,) = data(4, 8, 6, 5, count=1)
+    expected = copy.deepcopy(plain)(x)
+    torch.testing.assert_close(converted(plain)(x), expected, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("dims", [1, 2, 3])
 def test_a_lazy_norm_becomes_a_converted_one(dims: int, activations: list[str]) -> None:
     torch.manual_seed(0)
