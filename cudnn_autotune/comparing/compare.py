@@ -146,7 +146,7 @@ def compare(
                 measured.end()
         except KeyboardInterrupt:
             was_interrupted = True
-            measured.end()
+            measured.end()  # the interrupt may have come within it
     subject = ", ".join(facts).replace("torch.", "")
     return ModelComparison(subject, measured.result(), tuple(measured.notes), was_interrupted)
 

@@ -24,7 +24,7 @@ class Row:
     """The measurement of one way."""
 
     way: str
-    """The way's name, as of ``ways``."""
+    """The way's name, one of the argument ``ways``."""
     code: tuple[str, ...]
     """The way's lines of a program, in which ``inputs`` is the tuple of the model's arguments."""
     step_ms: float | None = None

@@ -93,7 +93,7 @@ class Limit:
     """The least time of a call, and what binds it."""
 
     limit_ms: float
-    """The milliseconds."""
+    """The least time of a call in milliseconds."""
     bound_by: Bound
     """``"memory"``, ``"compute"`` or ``"launch"``, whichever takes longest."""
 

@@ -50,7 +50,7 @@ class MemoryFormatChoice:
     times_ms: dict[torch.memory_format, float]
     """Median milliseconds of a step in each; empty if they were not timed."""
     reason: str
-    """The rule that chose it, or why it was not measured."""
+    """The rule that decided, or the reason why nothing was measured."""
 
     def __str__(self) -> str:
         times = ", ".join(f"{_name(f)} {ms:.3f} ms a step" for f, ms in self.times_ms.items())

@@ -48,7 +48,7 @@ def opened(path: Path) -> Iterator[BinaryIO | None]:
     """Opens a file for reading; yields None if it does not exist.
 
     Raises:
-        OSError: The file exists, but cannot be read, is not a regular file, or is larger than
+        OSError: The file exists, but cannot be read, is no regular file, or is larger than
             ``MOST_BYTES``.
     """
     try:

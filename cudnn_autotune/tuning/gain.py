@@ -103,9 +103,10 @@ class Total(Gain):
     timed: int
     """Number of decisions whose choice has a time."""
     time_ms: float
-    """Sum of the known times: of sustained runs if measured, else of short batches."""
+    """Sum of the known times in milliseconds: of sustained runs if measured, else of short
+    batches."""
     compared: int
-    """Number of decisions that allow the comparison."""
+    """Number of decisions whose time can be compared with PyTorch's."""
     same: int
     """Number of compared decisions whose chosen candidate PyTorch would run."""
     calls: int
@@ -115,7 +116,7 @@ class Total(Gain):
     workspace_bytes: int
     """Bytes of the largest workspace; the calls run one after another."""
     wall_ms: float
-    """Milliseconds of the searches."""
+    """Wall time of the searches in milliseconds."""
 
     def line(self, subject: str = "", *, is_step: bool = False, took_s: float | None = None) -> str:
         """Returns the gain in one line, with its unknown parts.

@@ -233,13 +233,14 @@ __device__ __forceinline__ unsigned operand(unsigned word) {
   return PAIR == 1 ? to_tf32(__uint_as_float(word)) : word;
 }
 
+// sums += left * right.
 template <typename T>
 __device__ __forceinline__ void multiply(float (&sums)[4], const unsigned (&left)[4],
                                          const unsigned (&right)[2]) {
-  if constexpr (sizeof(T) == 4) {
-    mma_16x8x8_tf32(sums, left, right);
-  } else {
+  if constexpr (PAIR == 2) {
     mma_16x8x16<T>(sums, left, right);
+  } else {
+    mma_16x8x8_tf32(sums, left, right);
   }
 }
 

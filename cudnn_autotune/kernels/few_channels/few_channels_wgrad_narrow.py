@@ -102,6 +102,11 @@ class _Geometry(Rows):
         return -(-self.kernel[0] * self.depth_rows // 16)
 
     @property
+    def vector(self) -> int:
+        """Elements of 16 bytes."""
+        return 4 * self.pair
+
+    @property
     def group(self) -> int:
         """Pixels of an mma."""
         return 8 * self.pair
@@ -121,7 +126,7 @@ class _Geometry(Rows):
         return self._plane(least, -(-words // 4) * 4)
 
     def gradient_row(self, columns: int) -> int:
-        return columns + 8 * self.pair
+        return columns + 2 * self.vector
 
     def gradient_plane(self, tiling: NarrowTiling) -> int:
         return self._plane(tiling.rows * self.gradient_row(tiling.columns), 8)
@@ -177,16 +182,17 @@ def build_narrow(problem: ConvProblem, tiling: NarrowTiling, gpu: Gpu) -> Recipe
     """Returns the launches of a tiling."""
     geometry = _Geometry(problem)
     channels, filters = problem.input_shape[1], problem.weight_shape[0]
-    of_a_vector = 4 * geometry.pair
     # Elements of a copy, or of a load of pixels.
     copy = geometry.copy if geometry.is_contiguous else Rows(problem).copy
     defines = {
         **geometry.defines,
         "COPY": copy,
-        "GRADIENT_COPY": math.gcd(problem.output_shape[-1] * filters, of_a_vector),
+        "GRADIENT_COPY": math.gcd(problem.output_shape[-1] * filters, geometry.vector),
         "PIXEL": channels,
         "IS_PLANAR": int(geometry.is_contiguous),
-        "IS_SHIFTED": int(geometry.is_contiguous and problem.output_shape[-1] % of_a_vector != 0),
+        "IS_SHIFTED": int(
+            geometry.is_contiguous and problem.output_shape[-1] % geometry.vector != 0
+        ),
         "DEPTHS": tiling.depths,
         "TILE_P": tiling.rows,
         "TILE_Q": tiling.columns,
@@ -294,8 +300,7 @@ def _clocks(geometry: _Geometry, tiling: NarrowTiling, gpu: Gpu) -> float:
     image = geometry.problem.input_shape[1] * height * geometry.image_pitch(tiling.columns)
     elements: float = image * copied / tiling.depths
     elements += tiling.filters * tiling.rows * geometry.gradient_row(tiling.columns)
-    vectors = elements / (4 * geometry.pair)
-    copying = vectors / 32 * (20 if geometry.is_contiguous else 40)
+    copying = elements / geometry.vector / 32 * (20 if geometry.is_contiguous else 40)
     computing = groups * max(bounds) + copying / of_a_clock
     moving = geometry.problem.dtype.itemsize * elements / _BYTES_OF_A_CLOCK
     busy = max(computing, moving) + min(computing, moving) / (1 + resident)

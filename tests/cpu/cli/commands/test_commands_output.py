@@ -60,7 +60,7 @@ def test_a_full_device(store: Path, tmp_path: Path, arguments: tuple[str, ...]) 
 
 @pytest.mark.parametrize("descriptor", [1, 2])
 def test_a_closed_stream(descriptor: int, tmp_path: Path) -> None:
-    """As by ``>&-`` in a shell."""
+    """A shell closes one by ``>&-``."""
     closed = {1: "stdout", 2: "stderr"}[descriptor]
     program = f"import sys; sys.{closed} = None; from cudnn_autotune_cli import main; main"
     done = python_forked(f"{program}(['env', '--store', {str(tmp_path)!r}])")
