@@ -131,6 +131,11 @@ def parser() -> argparse.ArgumentParser:
         help="a folder that keeps choices for later runs; runs that share it share one GPU",
     )
     p.add_argument(
+        "--inductor-cache",
+        type=Path,
+        help="a folder that keeps Inductor's programs for later runs: no first step is recorded",
+    )
+    p.add_argument(
         "--way-limit",
         type=float,
         default=900,
@@ -183,7 +188,8 @@ def main() -> int:
         folder = Path(text)
         store = options.store or folder / "store"
         store.mkdir(parents=True, exist_ok=True)
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
+        cache = options.inductor_cache or folder / "inductor"
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache.absolute())
         requests: dict[str, dict[str, Any]] = {}
         for mode in modes:
             for case in cases(models, steps, layouts):
@@ -201,6 +207,7 @@ def main() -> int:
                         "batches": asked,
                         "ways": mine,
                         "pytorch": mode,
+                        "compiles_anew": options.inductor_cache is None,
                         "lock": str(store / "gpu.lock"),
                         "store": str(store),
                     }

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -69,7 +69,7 @@ def _measured(
             continue
         try:
             with until(min(end, time.monotonic() + request["way_limit"])):
-                step, part = _first_step(subject, name, batch, lock)
+                step, part = _first_step(subject, name, batch, lock, request["compiles_anew"])
         except TimeIsUpError:
             lock.acquire()  # it may have been waiting for just that
             yield {"part": "failed", "step": name, "error": "no time was left for it"}
@@ -149,8 +149,11 @@ def _begun(request: dict[str, Any], lock: GpuLock) -> Subject:
     return subject
 
 
-def _first_step(subject: Subject, name: str, batch: int, lock: GpuLock) -> tuple[Step, Part]:
-    """A way's step, which has run once; how long that took: compiling, tuning, and running."""
+def _first_step(
+    subject: Subject, name: str, batch: int, lock: GpuLock, compiles_anew: bool
+) -> tuple[Step, Part]:
+    """A way's step, which has run once; how long that took, if all of it was compiled for it:
+    compiling, tuning, and running."""
     from torch._dynamo.utils import counters
     from torch._inductor import config
     from torch._inductor.runtime.cache_dir_utils import cache_dir
@@ -160,18 +163,18 @@ def _first_step(subject: Subject, name: str, batch: int, lock: GpuLock) -> tuple
     graphs, known = counters["stats"]["unique_graphs"], len(ca.compilations())
     synchronize(subject.device)
     begin = time.perf_counter() - lock.waited_s
-    may_lend = (
-        contextlib.nullcontext() if way.times_while_compiling else lock.lent_while_compiling()
-    )
-    mending = inductor_layout.mended() if way.mends else contextlib.nullcontext()
+    may_lend = nullcontext() if way.times_while_compiling else lock.lent_while_compiling()
+    mending = inductor_layout.mended() if way.mends else nullcontext()
     # Kept until the run ends: a graph may be compiled by a later step.
-    cold = fresh_cache(dir=cache_dir(), delete=False)
+    cold = fresh_cache(dir=cache_dir(), delete=False) if compiles_anew else nullcontext()
     with config.patch(freezing=way.freezing), mending, cold, may_lend:
         step = subject.step(way, batch)
         step()
     synchronize(subject.device)
     took_s = time.perf_counter() - lock.waited_s - begin
-    part: Part = {"part": "way", "way": name, "first_step_s": numbers.significant(took_s, 4)}
+    part: Part = {"part": "way", "way": name}
+    if compiles_anew:
+        part["first_step_s"] = numbers.significant(took_s, 4)
     if way.compile is not None:
         part["graphs"] = counters["stats"]["unique_graphs"] - graphs
         if programs := ca.compilations()[known:]:

@@ -110,6 +110,7 @@ def request_for(tmp_path: Path) -> dict[str, Any]:
     asked = {"case": case, "batches": [1, 2], "ways": ["eager", "convert"], "device": "cpu"}
     asked |= {"limit_s": 1000.0, "way_limit": 900.0, "turns_s": 15.0, "dtype": "float16"}
     asked |= {"pytorch": "pytorch_off", "sampling": "race", "store": str(tmp_path)}
+    asked["compiles_anew"] = True
     return asked | {
         "lock": str(tmp_path / "lock"),
         "rounds": 2,
@@ -140,6 +141,15 @@ def test_every_compiled_way_has_a_program_of_its_own(
         # The first is the convolution that loads the compiler.
         assert frozen == [False, *[KNOWN[name].freezing for name in ways] * len(batches)]
         frozen.clear()
+
+
+@pytest.mark.parametrize("compiles_anew", [True, False])
+def test_a_first_step_with_programs_of_a_run_before_is_not_recorded(
+    request_for: dict[str, Any], compiles_anew: bool
+) -> None:
+    asked = {"batches": [1], "ways": ["eager"], "compiles_anew": compiles_anew}
+    [way] = [p for p in measure.measure(request_for | asked) if p["part"] == "way"]
+    assert ("first_step_s" in way) == compiles_anew
 
 
 def backward_graph(channels: int, groups: int) -> Any:
