@@ -17,6 +17,7 @@ from torch._guards import CompileContext
 from torch.fx import GraphModule
 
 from cudnn_autotune.compile import cache_artifacts
+from cudnn_autotune.compile.aliasing import value_of
 from cudnn_autotune.compile.compilation import PLAIN, Compilation
 from cudnn_autotune.compile.compiled_graph import CompiledGraph, is_capturing
 from cudnn_autotune.compile.programs import Options, compile_plain
@@ -95,4 +96,8 @@ def _why_plain(
         return "no tensor is on a CUDA device"
     if not needs_gradient and is_capturing():
         return "it was compiled while a CUDA graph was captured"
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    if any(isinstance(value_of(node), list) for node in placeholders):
+        # Programs cannot be compared: the first run empties the list.
+        return "its inputs are a list, as in a backward of compiled autograd"
     return None

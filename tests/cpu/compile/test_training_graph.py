@@ -242,6 +242,26 @@ def test_converted_models() -> None:
     assert [report.is_served for report in last().norms] == [True, True]
 
 
+def test_a_backward_of_compiled_autograd_with_a_checkpoint(on_cpu: None) -> None:
+    """It convolves again, and its inputs are a list that its first run empties."""
+    model = Made(
+        lambda model, x: checkpoint(lambda x: model.conv(x).sin(), x, use_reentrant=False),
+        conv=nn.Conv2d(4, 4, 1),
+    )
+    expected, ours = copy.deepcopy(model), ca.convert(model)
+
+    def train(x: Tensor) -> None:
+        ours(x).sum().backward()
+
+    x = torch.randn(2, 4, 3, 3)
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        torch.compile(train, backend="cudnn_autotune", options={"fuse": "always"})(x)
+    expected(x).sum().backward()
+    for one, other in zip(ours.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+    assert last().note == "its inputs are a list, as in a backward of compiled autograd"
+
+
 def test_a_value_that_is_not_allowed() -> None:
     with pytest.raises(Exception, match=r"options\['norms'\] must be one of 'measure', 'always'"):
         compiled(Residual(), norms=True)(torch.randn(4, 8, 6, 5))
