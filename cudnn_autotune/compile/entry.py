@@ -7,13 +7,15 @@ if that is faster. The whole program is then timed against plain Inductor's.
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._guards import CompileContext
+from torch._guards import CompileContext, TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule
 
 from cudnn_autotune.compile import cache_artifacts
@@ -65,6 +67,43 @@ def backend(
     """
     settings = Options.read(mode, options)
     cache_artifacts.begin()
+    context = TracingContext.try_get()
+    if context is None or context.ddp_optimizer_ctx is None:
+        return _compile(graph, example_inputs, settings)
+    return _compile_part(graph, example_inputs, settings, context)
+
+
+def _compile_part(
+    graph: GraphModule, inputs: Sequence[Any], settings: Options, context: TracingContext
+) -> Run:
+    """Compiles a part of a graph that PyTorch splits for ``DistributedDataParallel``.
+
+    PyTorch counts on one program of each part: it names the metadata of its backward by the part's
+    number, and lets a program's first call return fake tensors. Programs that are compared have a
+    context of their own, and the graph itself returns the fake tensors.
+    """
+    import torch._functorch.config
+
+    own = copy.copy(context)
+    own.ddp_optimizer_ctx, own.fakify_first_call, own.fw_metadata = None, False, None
+    # A program that is found in AOTAutograd's cache leaves no metadata, which PyTorch asks for.
+    with tracing(own), torch._functorch.config.patch(enable_autograd_cache=False):
+        run = _compile(graph, inputs, settings)
+    context.fw_metadata = own.fw_metadata
+    has_run = False
+
+    def run_part(*inputs: Any) -> Any:
+        nonlocal has_run
+        if not has_run and any(isinstance(value, FakeTensor) for value in inputs):
+            return graph(*inputs)
+        has_run = True
+        return run(*inputs)
+
+    return run_part
+
+
+def _compile(graph: GraphModule, example_inputs: Sequence[Any], settings: Options) -> Run:
+    """Compiles a graph, and records how."""
     tensors = [value for value in example_inputs if isinstance(value, Tensor)]
     tensors += [*graph.parameters(), *graph.buffers()]
     needs_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)

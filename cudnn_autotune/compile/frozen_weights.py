@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, UntypedStorage, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from cudnn_autotune.compile.aliasing import PLAIN
 from cudnn_autotune.compile.graph_copies import copied
 
 _version = operator.attrgetter("_version")
@@ -53,17 +55,24 @@ class FrozenWeights:
 
 
 def weights_of(graph: GraphModule, inputs: Sequence[Any]) -> list[int]:
-    """Returns the positions, among the inputs of a graph, of parameters and buffers of modules that
-    can be watched. Inputs with symbolic sizes are left out."""
+    """Returns the positions, among the inputs of a graph, of parameters and buffers of modules.
+    Inputs with symbolic sizes are left out."""
     positions = []
     placeholders = graph.graph.find_nodes(op="placeholder")
     for i, (node, value) in enumerate(zip(placeholders, inputs, strict=True)):
         source = getattr(node, "_dynamo_source", None)
         if source is None or not source.guard_source.is_unspecialized_nn_module():
             continue
-        if type(value) in (Tensor, nn.Parameter) and not value.is_inference():
+        if type(value) in PLAIN and not (value.is_inference() or value._has_symbolic_sizes_strides):
             positions.append(i)
     return positions
+
+
+def constants_of(graph: GraphModule, inputs: Sequence[Any]) -> list[int]:
+    """Returns the positions of the weights that can become constants: those with values. The parts
+    into which PyTorch splits a graph for ``DistributedDataParallel`` are compiled without values.
+    """
+    return [i for i in weights_of(graph, inputs) if not isinstance(inputs[i], FakeTensor)]
 
 
 def with_constants(

@@ -23,7 +23,12 @@ from cudnn_autotune.compile.activations import call_silus
 from cudnn_autotune.compile.communication import communicates
 from cudnn_autotune.compile.concatenations import ConcatenationReport, lay_out_volumes
 from cudnn_autotune.compile.each_image import convolve_each_image
-from cudnn_autotune.compile.frozen_weights import FrozenWeights, weights_of, with_constants
+from cudnn_autotune.compile.frozen_weights import (
+    FrozenWeights,
+    constants_of,
+    weights_of,
+    with_constants,
+)
 from cudnn_autotune.compile.gradients import start_gradients
 from cudnn_autotune.compile.graph_copies import copied, use_formulas, with_our_convolutions
 from cudnn_autotune.compile.groups import GroupReport, find_groups
@@ -156,7 +161,7 @@ def compile_plain(
 
 def compile_frozen(graph: GraphModule, inputs: Sequence[Any], options: Options) -> Program:
     """Compiles a graph, without changing it, with its weights as constants."""
-    positions = weights_of(graph, inputs)
+    positions = constants_of(graph, inputs)
     run = _with_weights_frozen(graph, inputs, positions, options.inductor)
     return Program(run, FrozenWeights(positions, inputs))
 
@@ -212,7 +217,7 @@ def _compile_fused(
     if memory_format != "contiguous":
         use_formulas(ours)
     weights = weights_of(graph, inputs)
-    positions = weights if options.freezing else []
+    positions = constants_of(graph, inputs) if options.freezing else []
     while True:
         compiler = FusingCompiler(judge, [] if positions else weights, len(inputs))
         run = _with_weights_frozen(ours, inputs, positions, patches, compiler)
