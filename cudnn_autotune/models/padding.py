@@ -40,10 +40,7 @@ def padding_forward(cls: type[Any]) -> Forward | None:
 
     @functools.wraps(forward)
     def padding(self: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-        found = NotImplemented
-        is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
-        if not is_traced and _may_pad(self, x):
-            found = convolve(self, x, *args, **kwargs)
+        found = convolve(self, x, *args, **kwargs) if _may_pad(self, x) else NotImplemented
         return forward(self, x, *args, **kwargs) if found is NotImplemented else found
 
     return padding
@@ -61,9 +58,12 @@ def _calls_pytorchs(cls: type[Any]) -> bool:
 
 
 def _may_pad(layer: Any, x: Any) -> bool:
-    """Returns whether a layer of this package may pad an input itself. Not where a gradient is
-    recorded: it would hold the input, into which the caller may write, and not the padded one. Nor
-    where the weight is parametrized: each reading computes it, and a forward reads it once."""
+    """Returns whether a layer of this package may pad an input itself. Not where a program is
+    recorded, nor a gradient: it would hold the input, into which the caller may write, and not the
+    padded one. Nor where the weight is parametrized: each reading computes it, and a forward reads
+    it once."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
+        return False
     if type(x) is not Tensor or not _is_served(x) or is_parametrized(layer):
         return False
     return not torch.is_grad_enabled() or not any(
@@ -88,7 +88,6 @@ def convolved(layer: Any, x: Tensor, sizes: Sequence[int], own: Any = 0) -> Any:
         The output; NotImplemented if the convolution cannot pad so.
     """
     n = len(layer.kernel_size)
-    own = (own,) * n if isinstance(own, int) else own
     if (
         "_conv_forward" in vars(layer)
         or isinstance(own, str)
@@ -96,6 +95,8 @@ def convolved(layer: Any, x: Tensor, sizes: Sequence[int], own: Any = 0) -> Any:
         or any(sizes[2 * n :])
     ):
         return NotImplemented
+    own = (own,) if isinstance(own, int) else own
+    own = own * n if len(own) == 1 else own  # PyTorch takes one number for all dimensions
     every = [*sizes, *[0] * (2 * n - len(sizes))]
     sides = [tuple(every[2 * d + i] + own[n - 1 - d] for d in reversed(range(n))) for i in (0, 1)]
     if min(every) < 0:

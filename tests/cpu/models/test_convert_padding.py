@@ -326,6 +326,17 @@ def test_a_trace_of_a_layer_of_timm_serves_other_sizes(size: int, paddings: list
         torch.testing.assert_close(traced(other), theirs(other), **EXACT)
 
 
+@torch.enable_grad()
+@pytest.mark.filterwarnings("ignore:.*trac")
+def test_a_trace_of_a_sequence_is_checked(paddings: list[Any]) -> None:
+    """PyTorch compares the graph with one that it traces without gradients."""
+    model = nn.Sequential(nn.ZeroPad2d((0, 1, 0, 1)), nn.Conv2d(4, 6, 3)).double()
+    x = torch.randn(2, 4, 9, 8, dtype=torch.float64)
+    expected = model(x)
+    traced = torch.jit.trace(ca.convert(model), x)
+    torch.testing.assert_close(traced(x), expected, **EXACT)
+
+
 SEQUENCES: dict[str, tuple[Callable[[], list[nn.Module]], list[Any]]] = {
     "uneven": (
         lambda: [nn.ZeroPad2d((0, 1, 0, 1)), nn.Conv2d(4, 6, 3, stride=2)],
@@ -334,6 +345,10 @@ SEQUENCES: dict[str, tuple[Callable[[], list[nn.Module]], list[Any]]] = {
     "its own too": (
         lambda: [nn.ReLU(), nn.ConstantPad2d((0, 1, 2, 2), 0), nn.Conv2d(4, 6, 3, padding=(0, 1))],
         [(2, 1, 2, 2)],
+    ),
+    "its own, one number for all": (
+        lambda: [nn.ZeroPad2d((0, 1, 2, 2)), nn.Conv2d(4, 6, 3, padding=(1,))],
+        [(3, 1, 3, 2)],
     ),
     "twice": (
         lambda: [nn.ZeroPad2d(1), nn.Conv2d(4, 6, 3), nn.ZeroPad2d(2), nn.Conv2d(6, 2, 3)],
