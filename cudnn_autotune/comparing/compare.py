@@ -231,6 +231,8 @@ class _Measurement:
                     self._samples[name] = []
                 reason = self._raised.get(name, "")
                 if reason and reason == self._raised.get(_REFERENCE) and not self._samples:
+                    if reason.endswith(in_worker.NO_GRADIENT):
+                        raise ValueError(f"train must be False: {in_worker.NO_GRADIENT}")
                     kind = type(self._given[0]).__name__
                     raise ValueError(f"inputs must be what {kind} takes, and it raises {reason}")
             self._take_turns()

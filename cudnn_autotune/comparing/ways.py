@@ -26,6 +26,8 @@ from cudnn_autotune.timers.programs import begin_step
 
 EXPECTED, MODEL = "expected", "model"
 """Names of files in the folder of a task."""
+NO_GRADIENT = "no output of the model needs a gradient"
+"""The error of a training step that trains nothing."""
 
 _WARM_UPS = 3  # Inductor records a CUDA graph at the second call, and replays it at the third.
 # In float32, two runs that differ by more than this draw random numbers.
@@ -238,7 +240,7 @@ class Runner:
         if self._task["train"]:
             learnt = [output for output in found if output.requires_grad]
             if not learnt:
-                raise ValueError("no output of the model needs a gradient")
+                raise ValueError(NO_GRADIENT)
             torch.autograd.backward(learnt, self._gradients_of(learnt))
         # An output that holds on to the autograd graph would keep its tensors.
         self._outputs = [output.detach() for output in found]

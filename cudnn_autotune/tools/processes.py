@@ -174,7 +174,7 @@ class Process:
         """Returns the process's next message. Raises ProcessFailure if it died, or was killed
         without a message within ``limit_s``."""
         try:
-            line = self._answers.get(timeout=max(0.0, limit_s))
+            line = self._answers.get(timeout=min(max(0.0, limit_s), threading.TIMEOUT_MAX))
         except queue.Empty:
             self.close()
             raise ProcessFailure(f"{self.name}: no answer within {limit_s:.0f} s") from None

@@ -232,6 +232,17 @@ def test_whether_to_train_is_a_bool() -> None:
         ca.compare(compared_models.Net(), X, train="yes")  # type: ignore[arg-type]
 
 
+def test_a_model_that_learns_nothing_names_train() -> None:
+    frozen = compared_models.Net().requires_grad_(False)
+    with pytest.raises(ValueError, match=r"^train must be False: no output of the model"):
+        ca.compare(frozen, X, ways="eager")
+
+
+def test_a_time_limit_may_be_infinite() -> None:
+    (row,) = compared(compared_models.Net(), "eager", time_limit_s=float("inf")).values()
+    assert row.step_ms is not None
+
+
 @pytest.mark.parametrize("dims", [(2,), (3,), (1, 2, 3)], ids=str)
 def test_the_lines_for_channels_last_run(dims: tuple[int, ...]) -> None:
     kinds = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
