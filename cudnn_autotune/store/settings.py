@@ -90,12 +90,12 @@ def set_store(
     if shipped is not None:
         changes["shipped"] = _shipped(shipped)
     wanted = replace(_settings, **changes)
-    if why := _why_not_locked(wanted):
+    if why := why_not_locked(wanted):
         raise ValueError(why)
     restore_settings(wanted)
 
 
-def _why_not_locked(wanted: StoreSettings, here: Environment | None = None) -> str:
+def why_not_locked(wanted: StoreSettings, here: Environment | None = None) -> str:
     """Returns a sentence on why settings name no store that can be locked; empty if one can be, or
     need not be.
 
@@ -185,7 +185,7 @@ def layers(device: int | None) -> Layered:
         from cudnn_autotune.store.file_store import Layered, Store
     index = _index(device)
     is_new = index not in _stores
-    if is_new and is_locked() and (why := _why_not_locked(_settings, Environment.of(index))):
+    if is_new and is_locked() and (why := why_not_locked(_settings, Environment.of(index))):
         warn_once(("locked", _settings, index), f"{why}; PyTorch computes all until then")
     with WarningsPutOff(), LOCK:
         if index not in _stores:

@@ -80,6 +80,9 @@ def _store(store_path: Path | None) -> dict[str, Any]:
             found["not readable"] = [str(error)]
     if store_settings.is_written() and not disk_file.is_writable(path):
         found["cannot be written"] = str(path)
+    wanted = dataclasses.replace(store_settings.get_store_settings(), path=store_path)
+    if why := store_settings.why_not_locked(wanted, here):
+        found["cannot be locked"] = why
     try:
         found["other files"] = [file.name for file in files_of(store_path) if file != path]
     except click.BadParameter as error:

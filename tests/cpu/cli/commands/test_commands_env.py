@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 from support import checkout
 from support.conv.problems import make
+from support.store.decisions import decision
 from support.store.stored import fill, run
 
 from cudnn_autotune import _C
 from cudnn_autotune.cli.commands import env
+from cudnn_autotune.store import settings as store_settings
+from cudnn_autotune.store.file_store import Store
 
 UNTRIED = ", with which they were not tried"
 
@@ -51,3 +54,12 @@ def test_a_relative_file_is_no_other_file(tmp_path: Path, monkeypatch: pytest.Mo
     assert told["store"]["other files"] == []
     places = [told[what]["path"] for what in ("store", "compiled plans", "peaks")]
     assert [Path(place).parent for place in places] == [tmp_path] * 3
+
+
+def test_why_a_store_cannot_be_locked(tmp_path: Path) -> None:
+    store_settings.read_environment({store_settings.MODE_VARIABLE: "locked"})
+    told = json.loads(run("env", "--json", "--store", tmp_path).stdout)["store"]
+    assert f"{tmp_path} has no decisions" in told["cannot be locked"]
+    Store(tmp_path).add([decision()])
+    told = json.loads(run("env", "--json", "--store", tmp_path).stdout)["store"]
+    assert "cannot be locked" not in told
