@@ -253,6 +253,9 @@ class Store:
             if decision is not None:
                 yield decision
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self.path)!r})"
+
     def __len__(self) -> int:
         return len(self._names())
 

@@ -52,6 +52,11 @@ def test_what_is_put_in_comes_out(tmp_path: Path) -> None:
         assert len(known) == 1
 
 
+def test_its_text_names_the_file(tmp_path: Path) -> None:
+    store = Store(tmp_path, H200)
+    assert repr(store) == f"Store({str(tmp_path / H200.file_name)!r})"
+
+
 def test_every_field_of_a_lookup_counts(tmp_path: Path) -> None:
     store = Store(tmp_path, H200)
     store.put(problem(), selection())
