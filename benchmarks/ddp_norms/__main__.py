@@ -2,12 +2,12 @@
 """Batch norms beside communication: is a step among ranks slower by this package's norms?
 
 A step of ResNet-50 (forward, backward and the reduction of gradients) in bfloat16 autocast,
-channels_last, under torchrun: by DistributedDataParallel, by FSDP2, and as a pipeline of two
-stages. In each the convolutions are the same, and the batch norms are PyTorch's, this package's as
-they are chosen, and this package's in two passes. All of a launch take turns in the same processes.
-A step's time is that of the slowest rank. With --soak the chosen norms run that many steps more,
-which must end. With --synchronised they are torch.nn.SyncBatchNorm, which only eager and convert
-tell apart.
+channels_last, under torchrun: by DistributedDataParallel, around a compiled model or compiled with
+it, by FSDP2, and as a pipeline of two stages. In each the convolutions are the same, and the batch
+norms are PyTorch's, this package's as they are chosen, and this package's in two passes. All of a
+launch take turns in the same processes. A step's time is that of the slowest rank. With --soak the
+chosen norms run that many steps more, which must end. With --synchronised they are
+torch.nn.SyncBatchNorm, which only eager and convert tell apart.
 
     python benchmarks/ddp_norms --json ddp_norms.json
     python benchmarks/ddp_norms --synchronised --wrappers ddp --buckets 25 \
@@ -54,7 +54,7 @@ def main() -> int:
         return 0
     wrappers = arguments.some_of("--wrappers", options.wrappers, WRAPPERS)
     ways = arguments.some_of("--ways", options.ways, WAYS)
-    arguments.check_least(options, gpus=2, batch=1, size=1, rounds=1, steps=1, soak=0)
+    arguments.check_least(options, gpus=1, batch=1, size=1, rounds=1, steps=1, soak=0)
     if options.device == "cuda":
         arguments.check_gpu(__file__)
 
@@ -63,7 +63,7 @@ def main() -> int:
     todo = [
         (wrapper, bucket)
         for wrapper in wrappers
-        for bucket in (options.buckets if wrapper == "ddp" else [0])
+        for bucket in (options.buckets if wrapper.startswith("ddp") else [0])
     ]
     begin = time.monotonic()
     record = Record("ddp_norms", options)

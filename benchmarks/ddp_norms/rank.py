@@ -144,7 +144,9 @@ def _step(way: str, request: dict[str, Any]) -> Step:
     x = torch.randn(size, device=device).contiguous(memory_format=torch.channels_last)
     if request["wrapper"] == "pipeline":
         return _pipeline(model, x, kind, norms)
-    if kind in ("compile", "backend"):
+    is_compiled = kind in ("compile", "backend")
+    is_split = is_compiled and request["wrapper"] == "ddp_compiled"
+    if is_compiled and not is_split:
         model = _compiled(model, kind, norms)
     if request["wrapper"] == "fsdp2":
         from torch.distributed.fsdp import fully_shard
@@ -155,6 +157,8 @@ def _step(way: str, request: dict[str, Any]) -> Step:
         fully_shard(model)
     else:
         model = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=request["bucket_mb"])
+    if is_split:
+        model = _compiled(model, kind, norms)
 
     def step() -> None:
         with torch.autocast(device, torch.bfloat16):
