@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 WRAPPERS = ("ddp", "ddp_compiled", "fsdp2", "pipeline")
-"""``ddp_compiled``: what DistributedDataParallel returns is compiled, and PyTorch splits its graph."""
+"""``ddp_compiled``: what DistributedDataParallel returns is compiled; PyTorch splits its graph."""
 
 PYTORCH, CHOSEN, TWO_PASSES = "PyTorch's", "chosen", "two passes"
 

@@ -178,6 +178,7 @@ def test_a_capture(lock: Callable[[], Path]) -> None:
 
 
 def test_a_store_of_another_gpu(folder: Path) -> None:
+    torch.cuda.init()  # before, it is not known which GPU this is
     Store(folder / "l4", L4).add([decision()])
     with pytest.raises(ValueError, match=r"NVIDIA L4 \(58 multiprocessors\)"):
         ca.set_store(folder / "l4", mode="locked")

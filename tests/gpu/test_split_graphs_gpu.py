@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,10 @@ def alone(tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("options", [{}, {"memory_format": "auto"}, {"freezing": True}], ids=str)
-def test_each_part_is_compared(alone: None, options: dict[str, Any]) -> None:
+def test_each_part_is_compared(
+    alone: None, options: dict[str, Any], cudnn_flags: Callable[..., None]
+) -> None:
+    cudnn_flags(allow_tf32=False)  # its rounding turns ReLUs off and on: gradients differ by 1 %
     found = split.trained_and_evaluated(options, "cuda")
     assert max(found.errors.values()) < 1e-2
     assert found.error_without_gradients < 1e-2
