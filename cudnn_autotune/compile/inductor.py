@@ -304,7 +304,9 @@ def _register(conv: Any) -> None:
 
     def lay_out_norm(node: Any, *operands: Any) -> tuple[Any, dict[str, Any]]:
         """Puts the operands of a batch norm, or its backward, with the shape of its input into the
-        input's layout."""
+        input's layout, and begins to compile its kernels."""
+        from cudnn_autotune.compile import norms  # not imported with the package
+
         names = [argument.name for argument in node.target._schema.arguments]
         input = node.args[names.index("input")].meta["val"]
         memory_format = torch._prims_common.suggest_memory_format(input)
@@ -316,6 +318,7 @@ def _register(conv: Any) -> None:
             # A mask instead of the output has a layout of its own.
             if value is not None and name in _NORM_OPERANDS and len(value.get_size()) == len(order):
                 arranged[i] = in_order(node.args[i], value, order)
+        norms.start_norm(node, memory_format)
         return tuple(arranged), {}
 
     ours = torch.ops.cudnn_autotune

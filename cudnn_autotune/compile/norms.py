@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch.fx import Graph, Node
+from torch.fx.node import map_arg
 
 from cudnn_autotune.compile.aliasing import (
     BATCH_NORMS,
@@ -33,8 +34,15 @@ from cudnn_autotune.compile.aliasing import (
 )
 from cudnn_autotune.compile.groups import is_same_shape
 from cudnn_autotune.nn.counterparts import CONVOLUTIONS
+from cudnn_autotune.norms.loading import start_compiling
 from cudnn_autotune.norms.operators import unsupported
-from cudnn_autotune.norms.reference import LEAKY_RELUS, NORM_ACTIVATIONS
+from cudnn_autotune.norms.plan import NormProblem, problem_of
+from cudnn_autotune.norms.reference import (
+    LEAKY_RELUS,
+    NORM_ACTIVATIONS,
+    BackwardOperands,
+    Operands,
+)
 
 _batch_norm_act = torch.ops.cudnn_autotune.batch_norm_act.default
 _aten = torch.ops.aten
@@ -372,3 +380,33 @@ def _count_together(graph: Graph) -> None:
             graph.erase_node(node)
     for together in counters.values():
         graph.call_function(_aten._foreach_add_.Scalar, (together, 1))
+
+
+def start_norm(node: Node, memory_format: torch.memory_format) -> None:
+    """Begins to compile the kernels of a batch norm, or of its backward, while Inductor compiles
+    its graph.
+
+    Args:
+        node, memory_format: as of :func:`problem_of_node`.
+    """
+    problem = problem_of_node(node, memory_format)
+    device = node.all_input_nodes[0].meta["val"].device
+    if problem is not None and device.type == "cuda":
+        start_compiling([problem], device.index)
+
+
+def problem_of_node(node: Node, memory_format: torch.memory_format) -> NormProblem | None:
+    """Returns the problem of a batch norm or of its backward; None if a size is symbolic. Tensors
+    are expected to be aligned.
+
+    Args:
+        node: a call of the operator, with fake tensors in ``meta["val"]``.
+        memory_format: the format of its input in the compiled program.
+    """
+    operands: Any = Operands if node.target is _batch_norm_act else BackwardOperands
+    given = operands(*map_arg(node.args, lambda operand: operand.meta["val"]))
+    sizes, dtype = given.input.shape, given.input.dtype
+    if not all(isinstance(size, int) for size in sizes):
+        return None
+    input = torch.empty(sizes, dtype=dtype, device="meta", memory_format=memory_format)
+    return problem_of(given._replace(input=input))

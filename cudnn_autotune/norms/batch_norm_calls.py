@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -25,7 +24,7 @@ from cudnn_autotune.norms.measuring import (
     planned,
     sampled_places,
 )
-from cudnn_autotune.norms.reference import NORM_ACTIVATIONS
+from cudnn_autotune.norms.reference import NORM_ACTIVATIONS, Operands
 from cudnn_autotune.timers.programs import Run
 
 if TYPE_CHECKING:
@@ -123,22 +122,10 @@ class BatchNormCall(MeasuredCall):
 
     def problems(self) -> list[NormProblem]:
         with IMPORTING:
-            from cudnn_autotune.norms.plan import NormProblem
+            from cudnn_autotune.norms.plan import problem_of
 
-        input, needs = self.input, self.needs or (False,) * 3
-        spatial = math.prod(input.shape[2:])
-        parameters = (p.dtype for p in (self.weight, self.bias) if p is not None)
-        forward = NormProblem(
-            is_backward=False,
-            dtype=input.dtype,
-            parameters=next(parameters, torch.float32),
-            batch=input.shape[0],
-            channels=input.shape[1],
-            spatial=spatial,
-            planes=spatial > 1 and input.is_contiguous(),
-            alignment=alignment_of(input),
-            activation=self.activation,
-        )
+        given = Operands(self.input, self.weight, self.bias, None, self.activation, self.eps)
+        forward, needs = problem_of(given, alignment_of(self.input)), self.needs or (False,) * 3
         if not any(needs):
             return [forward]
         return [forward, replace(forward, is_backward=True, grad_input=needs[0])]

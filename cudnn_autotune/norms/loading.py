@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import torch
 
-from cudnn_autotune.core.background import spare_threads
+from cudnn_autotune.core.background import COMPILING, spare_threads
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.engines.compiled_kernels import cubin
 from cudnn_autotune.engines.offers import gpu_of
@@ -50,6 +51,21 @@ def compiled_forms(problems: Sequence[NormProblem], device: int) -> list[Form]:
     with ThreadPoolExecutor(spare_threads(_MOST_THREADS)) as threads:
         list(threads.map(lambda kernel: cubin(kernel, capability), kernels))
     return list(forms)
+
+
+def start_compiling(problems: Iterable[NormProblem], device: int) -> None:
+    """Begins to compile the kernels that problems have by default, in the background. The first
+    call of a problem waits for its kernels, and reports what does not compile.
+
+    Args:
+        device: the index of the GPU.
+    """
+    capability, gpu = torch.cuda.get_device_capability(device), gpu_of(device)
+    plans = [plan_norm(one, gpu) for one in problems if unsupported_by_kernels(one) is None]
+    kernels = dict.fromkeys(launch.kernel for plan in plans for launch in plan.launches)
+    with suppress(RuntimeError):  # the system gives no thread: the first call compiles
+        for kernel in kernels:
+            COMPILING.submit(cubin, kernel, capability)
 
 
 def load_plan(device: int, form: int, *fields: Any) -> _C.NormPlan | None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -12,7 +13,15 @@ import torch
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.recipe import Kernel
 from cudnn_autotune.kernels.sources import ELEMENTS, activation_macros, source, version_of
-from cudnn_autotune.norms.reference import MASKED_BYTES, NORM_ACTIVATIONS
+from cudnn_autotune.norms.reference import (
+    MASKED_BYTES,
+    NORM_ACTIVATIONS,
+    BackwardOperands,
+    Operands,
+    dense,
+    has_mask,
+    mask_size,
+)
 
 Form = Literal["kept", "half kept", "two passes"]
 FORMS: tuple[Form, ...] = ("kept", "half kept", "two passes")
@@ -94,6 +103,48 @@ class NormProblem:
         while most % numbers or numbers * self.dtype.itemsize > self.alignment:
             numbers //= 2
         return numbers
+
+
+def problem_of(given: Operands | BackwardOperands, alignment: int = 16) -> NormProblem:
+    """Returns the problem of a call, as csrc/norm/norm_cuda.cpp does. The values of tensors are not
+    read: they may be fake.
+
+    Args:
+        alignment: bytes; of all tensors but vectors.
+    """
+    activation = NORM_ACTIVATIONS[given.activation]
+    parameters = (p.dtype for p in (given.weight, given.bias) if p is not None)
+    shape, strides, dtype = given.input.shape, given.input.stride(), given.input.dtype
+    input = dense(torch.empty_strided(shape, strides, dtype=dtype, device="meta"))
+    spatial = math.prod(input.shape[2:])
+    forward = NormProblem(
+        is_backward=False,
+        dtype=dtype,
+        parameters=next(parameters, torch.float32),
+        batch=input.shape[0],
+        channels=input.shape[1],
+        spatial=spatial,
+        planes=spatial > 1 and input.is_contiguous(),
+        alignment=alignment,
+        activation=given.activation,
+    )
+    if isinstance(given, Operands):
+        by_mask = has_mask(given.residual, given.activation) and mask_size(input) > 0
+        return replace(forward, residual=given.residual is not None, mask=by_mask)
+    by_mask = given.output is not None and given.output.dtype == torch.uint8
+    by_output = given.output is not None and not by_mask and activation.by_output
+    needs_argument = given.activation != "identity" and not (by_output or by_mask)
+    return replace(
+        forward,
+        is_backward=True,
+        planes=forward.planes and not by_mask,
+        residual=given.residual is not None and needs_argument,
+        by_output=by_output,
+        second=given.grad_output_2 is not None,
+        grad_residual=given.output_mask[3],
+        grad_input=given.output_mask[0],
+        mask=by_mask,
+    )
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,10 @@ from support.norms.served import is_ours
 from torch import Tensor, nn
 
 import cudnn_autotune as ca
+from cudnn_autotune.compile import norms as compile_norms
 from cudnn_autotune.compile.training_graph import WITHOUT_NORMS
+from cudnn_autotune.norms import loading
+from cudnn_autotune.norms.plan import NormProblem
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
@@ -266,3 +269,30 @@ def test_both_programs_are_measured(cudagraphs: bool) -> None:
     for kind, one in parts(ours).items():
         if kind != "gradients":  # the last steps' are as far apart as rounding takes them
             assert overall_error(one, parts(eager)[kind]) <= 0.05, kind
+
+
+@pytest.mark.compiles
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_kernels_of_a_first_step_are_compiled_while_inductor_compiles(
+    layout: torch.memory_format, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, asked = list[NormProblem](), list[NormProblem]()
+    start, load = compile_norms.start_compiling, loading.load_plan
+
+    def started(problems: list[NormProblem], device: int) -> None:
+        begun.extend(problems)
+        start(problems, device)
+
+    def loaded(device: int, form: int, *fields: Any) -> Any:
+        asked.append(NormProblem(*fields))
+        return load(device, form, *fields)
+
+    monkeypatch.setattr(compile_norms, "start_compiling", started)
+    monkeypatch.setattr(loading, "load_plan", loaded)
+    model = SmallResNet(width=24).cuda().to(memory_format=layout)  # of a width that no other has
+    with autocast(dtype):
+        loss = compiled(model)(images(1, size=72)[0].to(memory_format=layout))
+    loss.backward()
+    assert {one.is_backward for one in asked} == {False, True}
+    assert set(asked) <= set(begun)

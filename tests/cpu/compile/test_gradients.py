@@ -1,19 +1,25 @@
-"""The problems that a first backward searches are known while Inductor compiles."""
+"""What a first step searches and compiles is known while Inductor compiles."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from support.norms.models import SmallResNet, SqueezeExcite
 from torch import Tensor, nn
-from torch.fx import Graph
+from torch.fx import Graph, Node
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 import cudnn_autotune as ca
-from cudnn_autotune.compile import entry, gradients, programs, training_graph
+from cudnn_autotune.compile import entry, gradients, norms, programs, training_graph
 from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.norms import reference
+from cudnn_autotune.norms.plan import NormProblem, problem_of
+from cudnn_autotune.norms.reference import Operands
 
 OPERATORS = {
     getattr(torch.ops.cudnn_autotune, name).default
@@ -94,3 +100,62 @@ def test_what_a_backward_computes_is_known_before(
     # The joint graph, whose strides hold where they are asked for, and the backward.
     assert begun == [set(called.problems)] * (1 + is_laid_out)
     assert ca.compilations()[-1].note == ""
+
+
+@pytest.mark.basic(3)
+@pytest.mark.parametrize(("model", "channels"), [(SmallResNet, 3), (SqueezeExcite, 8)])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_norms_of_a_step_are_known_before(
+    model: type[nn.Module],
+    channels: int,
+    layout: torch.memory_format,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+    on_cpu: None,
+) -> None:
+    known, computed = list[NormProblem | None](), list[NormProblem]()
+
+    def record(node: Node, memory_format: torch.memory_format) -> None:
+        known.append(norms.problem_of_node(node, memory_format))
+
+    def recorded(given: Any, compute: Callable[[Any], Any]) -> Any:
+        computed.append(problem_of(given))
+        return compute(given)
+
+    for name in ("forward", "backward"):
+        compute = getattr(reference, name)
+        monkeypatch.setattr(reference, name, partial(recorded, compute=compute))
+    monkeypatch.setattr(norms, "start_norm", record)
+    monkeypatch.setattr(entry, "_why_plain", lambda *_: None)
+    options = {"compare": False, "norms": "always"}
+    trained = model().to(memory_format=layout)
+    call = torch.compile(trained, backend="cudnn_autotune", options=options)
+    x = torch.randn(4, channels, 32, 32).to(memory_format=layout)
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+        call(x).sum().backward()
+    assert len(computed) == 2 * len(ca.compilations()[-1].norms) > 0
+    assert {one.dtype for one in computed} == {dtype}
+    assert set(known) == set(computed)
+
+
+@pytest.mark.search
+def test_the_problem_of_a_call_reads_no_values() -> None:
+    x = torch.empty(2, 16, 5, 7, 3, device="meta", dtype=torch.float16)
+    rows, odd = x.to(memory_format=torch.channels_last_3d), x[..., ::2]
+    assert problem_of(Operands(x, None, None, None, "relu", 0.1)) == NormProblem(
+        is_backward=False,
+        dtype=torch.float16,
+        parameters=torch.float32,
+        batch=2,
+        channels=16,
+        spatial=105,
+        planes=True,
+        alignment=16,
+        activation="relu",
+    )
+    of_rows = problem_of(Operands(rows, None, None, rows, "relu", 0.1), alignment=8)
+    assert (of_rows.planes, of_rows.mask, of_rows.residual) == (False, True, True)
+    assert of_rows.alignment == 8
+    of_odd = problem_of(Operands(odd, None, None, odd, "silu", 0.1))
+    assert (of_odd.planes, of_odd.mask, of_odd.spatial) == (True, False, 70)

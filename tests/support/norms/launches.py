@@ -12,7 +12,15 @@ from torch import Tensor
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.recipe import Address, KernelLaunch
 from cudnn_autotune.norms.plan import Form, NormPlan, NormProblem, plan_norm
-from cudnn_autotune.norms.reference import NORM_ACTIVATIONS, has_mask, mask_size, packed_mask
+from cudnn_autotune.norms.plan import problem_of as problem_of_call
+from cudnn_autotune.norms.reference import (
+    NORM_ACTIVATIONS,
+    BackwardOperands,
+    Operands,
+    has_mask,
+    mask_size,
+    packed_mask,
+)
 from support.cuda_emulation import launch_kernel
 from support.cuda_emulation.checks import H200, are_bands_whole, between_bands
 from support.norms.cases import EPS, Norm, Results
@@ -42,29 +50,21 @@ TOGETHER = Schedule()
 
 def problem_of(given: Norm, *, is_backward: bool, alignment: int = 16) -> NormProblem:
     """The problem of a norm whose gradients are all asked for."""
-    input = given.input
-    planes = input.is_contiguous() and input[0, 0].numel() > 1
-    derivative = NORM_ACTIVATIONS[given.activation]
     has_residual = given.residual is not None
-    mask = has_mask(given.residual, given.activation) and mask_size(input) > 0 and alignment == 16
-    by_output = is_backward and has_residual and derivative.by_output and not mask
-    needs_residual = has_residual and given.activation != "identity" and not (by_output or mask)
-    return NormProblem(
-        is_backward=is_backward,
-        dtype=input.dtype,
-        parameters=input.dtype if given.weight is None else given.weight.dtype,
-        batch=input.shape[0],
-        channels=input.shape[1],
-        spatial=input[0, 0].numel(),
-        planes=planes,
-        alignment=alignment,
-        activation=given.activation,
-        residual=needs_residual if is_backward else has_residual,
-        by_output=by_output,
-        mask=mask,
-        second=is_backward and given.grad_output_2 is not None,
-        grad_residual=is_backward and has_residual,
+    is_masked = has_mask(given.residual, given.activation) and mask_size(given.input) > 0
+    by_mask = is_masked and alignment == 16
+    if not is_backward:
+        forward = problem_of_call(Operands(*given.operands), alignment)
+        return replace(forward, mask=by_mask)
+    vector = given.input.new_empty(given.input.shape[1])
+    saved = None
+    if has_residual and NORM_ACTIVATIONS[given.activation].by_output:
+        saved = vector.to(torch.uint8) if by_mask else given.input
+    operands = BackwardOperands(
+        *(given.grad_output, given.grad_output_2, given.input, saved, given.weight, given.bias),
+        *(given.residual, vector, vector, given.activation, (True, True, True, has_residual)),
     )
+    return problem_of_call(operands, alignment)
 
 
 def _run(
