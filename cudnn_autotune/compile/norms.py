@@ -392,7 +392,7 @@ def start_norm(node: Node, memory_format: torch.memory_format) -> None:
     problem = problem_of_node(node, memory_format)
     device = node.all_input_nodes[0].meta["val"].device
     if problem is not None and device.type == "cuda":
-        start_compiling([problem], device.index)
+        start_compiling(problem, device.index)
 
 
 def problem_of_node(node: Node, memory_format: torch.memory_format) -> NormProblem | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -13,6 +14,7 @@ from cudnn_autotune.core.background import COMPILING, spare_threads
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.engines.compiled_kernels import cubin
 from cudnn_autotune.engines.offers import gpu_of
+from cudnn_autotune.engines.recipe import Kernel
 from cudnn_autotune.norms.plan import (
     FORMS,
     Form,
@@ -53,19 +55,24 @@ def compiled_forms(problems: Sequence[NormProblem], device: int) -> list[Form]:
     return list(forms)
 
 
-def start_compiling(problems: Iterable[NormProblem], device: int) -> None:
-    """Begins to compile the kernels that problems have by default, in the background. The first
-    call of a problem waits for its kernels, and reports what does not compile.
+def start_compiling(problem: NormProblem, device: int) -> None:
+    """Begins to compile the kernels that a problem has by default, in the background. The first
+    call of the problem waits for its kernels, and reports what does not compile.
 
     Args:
         device: the index of the GPU.
     """
-    capability, gpu = torch.cuda.get_device_capability(device), gpu_of(device)
-    plans = [plan_norm(one, gpu) for one in problems if unsupported_by_kernels(one) is None]
-    kernels = dict.fromkeys(launch.kernel for plan in plans for launch in plan.launches)
+    if unsupported_by_kernels(problem) is not None:
+        return
     with suppress(RuntimeError):  # the system gives no thread: the first call compiles
-        for kernel in kernels:
-            COMPILING.submit(cubin, kernel, capability)
+        for launch in plan_norm(problem, gpu_of(device)).launches:
+            _start(launch.kernel, torch.cuda.get_device_capability(device))
+
+
+@functools.lru_cache(maxsize=256)
+def _start(kernel: Kernel, compute_capability: tuple[int, int]) -> None:
+    """Begins to compile a kernel, once: a second thread would wait for the first."""
+    COMPILING.submit(cubin, kernel, compute_capability)
 
 
 def load_plan(device: int, form: int, *fields: Any) -> _C.NormPlan | None:
