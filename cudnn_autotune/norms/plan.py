@@ -190,6 +190,8 @@ def unsupported_by_kernels(problem: NormProblem) -> str | None:
         return f"kernels compute in {', '.join(map(str, ELEMENTS))}"
     if problem.activation not in NORM_ACTIVATIONS:
         return f"kernels have no activation {problem.activation!r}"
+    if problem.batch * problem.spatial * problem.channels == 0:
+        return "the tensor is empty"
     vector_bytes = problem.vector * problem.dtype.itemsize
     if problem.groups and problem.planes and problem.is_backward:
         return "a group norm of a contiguous tensor is computed forward"

@@ -342,6 +342,9 @@ def test_what_the_kernels_do_not_take() -> None:
     assert unsupported_by_kernels(problem) is not None
     large = replace(problem, dtype=torch.bfloat16, parameters=torch.float32, spatial=2**22)
     assert unsupported_by_kernels(large) == "the tensor has 2^31 elements or more"
+    for size in ("batch", "channels", "spatial"):
+        empty = replace(large, **{size: 0})  # type: ignore[arg-type]
+        assert unsupported_by_kernels(empty) == "the tensor is empty"
     masked = replace(problem, dtype=torch.float16, parameters=torch.float32, mask=True)
     assert unsupported_by_kernels(masked) is None
     for change in ({"planes": True}, {"channels": 60}, {"alignment": 8}):
