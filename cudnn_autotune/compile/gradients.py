@@ -13,6 +13,7 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 from cudnn_autotune.compile.groups import hints
+from cudnn_autotune.engines.configs import is_gpu_here
 from cudnn_autotune.engines.conv_layout import (
     conv_memory_format,
     is_dgrad_of_height_1,
@@ -34,7 +35,8 @@ OPERATIONS: dict[Any, Operation] = {
 
 def start_gradients(graph: Graph) -> None:
     """Begins to compile the engines of the gradients in a joint or backward graph of ATen
-    operators, in its order. A value is expected in the strides that the graph says."""
+    operators, in its order. A value is expected in the strides that the graph says. None begin for
+    a GPU that is not here, as that of fake tensors."""
     compiling_ahead.start_all(_searches(graph))
 
 
@@ -44,7 +46,7 @@ def _searches(graph: Graph) -> Iterator[Search]:
             continue
         given = _values(node)
         device = next(value.device for value in given.values() if isinstance(value, Tensor))
-        if device.type != "cuda":
+        if not is_gpu_here(device):
             continue
         try:
             problem = problem_of(node)

@@ -33,6 +33,7 @@ from cudnn_autotune.compile.aliasing import (
     written_by,
 )
 from cudnn_autotune.compile.groups import is_same_shape
+from cudnn_autotune.engines.configs import is_gpu_here
 from cudnn_autotune.nn.counterparts import CONVOLUTIONS
 from cudnn_autotune.norms.loading import start_compiling
 from cudnn_autotune.norms.operators import unsupported
@@ -384,14 +385,16 @@ def _count_together(graph: Graph) -> None:
 
 def start_norm(node: Node, memory_format: torch.memory_format) -> None:
     """Begins to compile the kernels of a batch norm, or of its backward, while Inductor compiles
-    its graph.
+    its graph. None begin for a GPU that is not here, as that of fake tensors.
 
     Args:
         node, memory_format: as of :func:`problem_of_node`.
     """
-    problem = problem_of_node(node, memory_format)
     device = node.all_input_nodes[0].meta["val"].device
-    if problem is not None and device.type == "cuda":
+    if not is_gpu_here(device):
+        return
+    problem = problem_of_node(node, memory_format)
+    if problem is not None:
         start_compiling(problem, device.index)
 
 

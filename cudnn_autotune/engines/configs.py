@@ -171,6 +171,11 @@ def cuda_index(device: Device) -> int | None:
     return index
 
 
+def is_gpu_here(device: torch.device) -> bool:
+    """Returns whether a tensor's device is a GPU of this machine. A fake tensor's need not be."""
+    return device.type == "cuda" and (device.index or 0) < torch.cuda.device_count()
+
+
 def _refusal(device: Device) -> ValueError:
     # This reads a folder for the names; each search that asks for an index would wait for it.
     return ValueError(

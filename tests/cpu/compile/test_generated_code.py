@@ -82,6 +82,13 @@ def test_sums_of_a_backward(model: str) -> None:
     assert sums_along_memory(launches)
 
 
+def test_a_backward_keeps_its_norm() -> None:
+    layers = [nn.Conv2d(8, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 8, 3)]
+    launches = backward_launches(nn.Sequential(*layers), torch.empty(4, 8, 16, 16))
+    names = [one.operator or "" for one in launches]
+    assert sum("batch_norm_act_backward" in name for name in names) == 1
+
+
 @pytest.mark.parametrize(
     ("rewrite", "property"),
     [("realize_for_biases", divides_sums_of_biases), ("sum_in_memory_order", sums_along_memory)],

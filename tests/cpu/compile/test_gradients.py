@@ -10,6 +10,7 @@ import pytest
 import torch
 from support.norms.models import SmallResNet, SqueezeExcite
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, Node
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
@@ -100,6 +101,20 @@ def test_what_a_backward_computes_is_known_before(
     # The joint graph, whose strides hold where they are asked for, and the backward.
     assert begun == [set(called.problems)] * (1 + is_laid_out)
     assert ca.compilations()[-1].note == ""
+
+
+@pytest.mark.search
+def test_nothing_begins_for_a_gpu_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    ours, graph = torch.ops.cudnn_autotune, Graph()
+    x = graph.placeholder("x")
+    with FakeTensorMode():
+        x.meta["val"] = torch.empty(2, 8, 9, 9, device="cuda")
+    sizes = ([8, 8, 3, 3], [1, 1], [1, 1], [1, 1], 1)
+    graph.call_function(ours.conv_wgrad.default, (x, x, *sizes))
+    gradients.start_gradients(graph)
+    norm = graph.call_function(ours.batch_norm_act.default, (x, None, None, None, "relu", 0.1))
+    norms.start_norm(norm, torch.channels_last)
 
 
 @pytest.mark.basic(3)
