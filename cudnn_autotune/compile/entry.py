@@ -83,6 +83,7 @@ def _compile_part(
     context of their own, and the graph itself returns the fake tensors.
     """
     import torch._functorch.config
+    from torch._dispatch.python import enable_python_dispatcher
 
     own = copy.copy(context)
     own.ddp_optimizer_ctx, own.fakify_first_call, own.fw_metadata = None, False, None
@@ -95,7 +96,8 @@ def _compile_part(
     def run_part(*inputs: Any) -> Any:
         nonlocal has_run
         if not has_run and any(isinstance(value, FakeTensor) for value in inputs):
-            return graph(*inputs)
+            with enable_python_dispatcher():  # kernels in C++ would fix symbolic sizes
+                return graph(*inputs)
         has_run = True
         return run(*inputs)
 

@@ -21,3 +21,8 @@ def test_each_part_is_compared(two: Ranks, options: dict[str, Any]) -> None:
         assert found.notes == ["", "", split.WITHOUT_CONVOLUTION] * 2
         assert found.compared[0] >= {OURS, WITHOUT_NORMS}
         assert all(names >= {OURS, PLAIN} for names in found.compared[3:5])
+
+
+def test_parts_serve_other_sizes(two: Ranks) -> None:
+    one, several = (two.values(split.graphs_of_sizes, sizes) for sizes in ([3], [3, 4, 5]))
+    assert several == one

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch._dynamo
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -77,6 +78,24 @@ def trained_and_evaluated(options: dict[str, Any], device: str = "cpu") -> Found
     records = ca.compilations()[known:]
     notes, compared = [one.note for one in records], [set(one.times_ms) for one in records]
     return Found(errors(steps, expected), off, notes, compared)
+
+
+def graphs_of_sizes(sizes: list[int]) -> int:
+    """Returns the number of graphs that are compiled for batches of dynamic size."""
+
+    class Padded(_Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(F.pad(x, (1, 0, 1, 0)))
+
+    spread = DistributedDataParallel(Padded(), bucket_cap_mb=1)
+    torch._dynamo.reset()
+    known = len(ca.compilations())
+    options = {"norms": "never", "compare": False, "cpp.weight_prepack": False}
+    with _like_a_gpu():
+        ours = torch.compile(spread, backend="cudnn_autotune", options=options, dynamic=True)
+        for size in sizes:
+            ours(torch.randn(size, _CHANNELS, 6, 5)).sum().backward()
+    return len(ca.compilations()) - known
 
 
 @contextmanager
