@@ -37,6 +37,7 @@ from cudnn_autotune.compile.marks import (
 )
 from cudnn_autotune.compile.weights.operators import fold_weights
 from cudnn_autotune.core.after_import import after_import
+from cudnn_autotune.core.fork_safe_lock import IMPORTING
 from cudnn_autotune.engines.conv_layout import (
     conv_memory_format,
     is_channels_last_image,
@@ -305,7 +306,8 @@ def _register(conv: Any) -> None:
     def lay_out_norm(node: Any, *operands: Any) -> tuple[Any, dict[str, Any]]:
         """Puts the operands of a batch norm, or its backward, with the shape of its input into the
         input's layout, and begins to compile its kernels."""
-        from cudnn_autotune.compile import norms  # not imported with the package
+        with IMPORTING:
+            from cudnn_autotune.compile import norms  # not imported with the package
 
         names = [argument.name for argument in node.target._schema.arguments]
         input = node.args[names.index("input")].meta["val"]
